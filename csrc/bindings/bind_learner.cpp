@@ -1,0 +1,193 @@
+// diloco._C.Learner over the learner shell and a TorchParameterStore.
+#include <ATen/ops/empty.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "bindings.h"
+#include "diloco/base/clock.h"
+#include "diloco/learner/learner.h"
+#include "diloco/torch/parameter_store.h"
+
+namespace diloco::bindings {
+namespace {
+
+const char* level_name(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug: return "DEBUG";
+    case LogLevel::kInfo: return "INFO";
+    case LogLevel::kWarning: return "WARNING";
+    case LogLevel::kError: return "ERROR";
+  }
+  return "INFO";
+}
+
+// Log lines wait here until Python asks for them: nothing the C++ side holds refers to a Python object, so neither a
+// thread nor a destructor ever needs the interpreter.
+class LogQueue {
+ public:
+  void push(LogLevel level, const std::string& text) {
+    const std::lock_guard lock(mutex_);
+    if (lines_.size() < kMost) lines_.emplace_back(level_name(level), text);
+  }
+  std::vector<std::pair<std::string, std::string>> take() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(lines_, {});
+  }
+
+ private:
+  static constexpr std::size_t kMost = 1000;
+  std::mutex mutex_;
+  std::vector<std::pair<std::string, std::string>> lines_;
+};
+
+// Called now and then while the training thread waits; what it raises (KeyboardInterrupt) ends the wait.
+std::function<void()> callback_with_gil(const py::object& while_waiting) {
+  if (while_waiting.is_none()) return {};
+  return [callback = while_waiting.ptr()] {  // borrowed: the caller's argument outlives the call
+    const py::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    py::reinterpret_borrow<py::object>(callback)();
+  };
+}
+
+using PyParameter = std::tuple<std::string, at::Tensor, std::vector<std::string>>;
+
+class PyLearner {
+ public:
+  PyLearner(const std::vector<PyParameter>& parameters, LearnerOptions options)
+      : log_(std::make_shared<LogQueue>()), pid_(getpid()) {
+    std::vector<NamedParameter> named;
+    for (const auto& [name, tensor, aliases] : parameters) named.push_back({name, tensor, aliases});
+    options.log = [log = log_](LogLevel level, const std::string& text) { log->push(level, text); };
+    const py::gil_scoped_release release;
+    learner_ = std::make_unique<Learner>(std::move(options), std::make_shared<TorchParameterStore>(std::move(named)));
+  }
+  ~PyLearner() {
+    if (getpid() != pid_) {  // forked child: the threads are the parent's, there is nothing to join
+      [[maybe_unused]] const auto* leaked = learner_.release();
+      return;
+    }
+    const py::gil_scoped_release release;
+    learner_.reset();
+  }
+
+  Learner& get() {
+    if (getpid() != pid_) {
+      throw std::logic_error("this learner belongs to the process that made it (pid " + std::to_string(pid_) +
+                             "), not to a fork of it; make a new one here, or use the spawn start method");
+    }
+    return *learner_;
+  }
+  LogQueue& log() { return *log_; }
+
+ private:
+  std::shared_ptr<LogQueue> log_;
+  std::unique_ptr<Learner> learner_;
+  pid_t pid_;
+};
+
+std::unique_ptr<PyLearner> make_learner(const std::vector<PyParameter>& parameters, std::string syncer,
+                                        std::string learner_id, std::string run_id,
+                                        std::map<std::string, std::string> settings, double give_up_after_s,
+                                        std::uint64_t staging_bytes, std::string ledger_dir, double linger_s) {
+  LearnerOptions options;
+  options.syncer = std::move(syncer);
+  options.learner_id = std::move(learner_id);
+  options.run_id = std::move(run_id);
+  options.settings = std::move(settings);
+  options.give_up_after_s = give_up_after_s;
+  options.staging_bytes = staging_bytes;
+  options.ledger_dir = std::move(ledger_dir);
+  options.linger_s = linger_s;
+  return std::make_unique<PyLearner>(parameters, std::move(options));
+}
+
+// In slices, so that Ctrl-C is heard while waiting. The shell comes back before its time when the syncer is away.
+bool join(PyLearner& self, double timeout_s, const py::object& while_waiting) {
+  constexpr double kSlice = 0.25;
+  const auto interrupted = callback_with_gil(while_waiting);
+  const py::gil_scoped_release release;
+  const TimePoint deadline = monotonic_now() + timeout_s;
+  while (true) {
+    const TimePoint start = monotonic_now();
+    const double slice = std::min(kSlice, std::max(0.0, deadline - start));
+    if (self.get().join(slice)) return true;
+    const bool early = monotonic_now() - start < slice;
+    if (early || monotonic_now() >= deadline) return false;
+    if (interrupted) interrupted();
+  }
+}
+
+at::Tensor anchor(PyLearner& self, std::uint32_t index, const at::Tensor& like) {
+  at::Tensor out = at::empty(like.sizes(), at::TensorOptions().dtype(at::kFloat));
+  self.get().read_anchor(index, static_cast<float*>(out.data_ptr()));
+  return out;
+}
+
+std::pair<std::uint32_t, std::vector<std::uint32_t>> boundary(PyLearner& self, std::uint64_t tokens,
+                                                              const py::object& while_waiting) {
+  const auto interrupted = callback_with_gil(while_waiting);
+  const py::gil_scoped_release release;
+  BoundaryResult result = self.get().boundary(tokens, interrupted);
+  return {result.adopted, std::move(result.reset_inner_state)};
+}
+
+py::dict stats_dict(PyLearner& self) {
+  LearnerStats stats;
+  TransportCounters counters;
+  {
+    const py::gil_scoped_release release;
+    stats = self.get().stats();
+    counters = self.get().counters();
+  }
+  py::list versions;
+  for (const Version& version : stats.versions) versions.append(py::make_tuple(version.epoch, version.n));
+  py::dict out;
+  out["state"] = stats.state;
+  out["epoch"] = stats.epoch;
+  out["steps"] = stats.steps;
+  out["tokens"] = stats.tokens;
+  out["clock"] = stats.clock;
+  out["adoptions"] = stats.adoptions;
+  out["contributions_sent"] = stats.contributions_sent;
+  out["contributions_merged"] = stats.contributions_merged;
+  out["reconnects"] = stats.reconnects;
+  out["tokens_merged"] = stats.tokens_merged;
+  out["tokens_outstanding"] = stats.tokens_outstanding;
+  out["discarded"] = stats.discarded;
+  out["staged_bytes"] = stats.staged_bytes;
+  out["sent_image_bytes"] = stats.sent_image_bytes;
+  out["arriving_bytes"] = stats.arriving_bytes;
+  out["versions"] = versions;
+  out["bytes_in"] = counters.bytes_in;
+  out["bytes_out"] = counters.bytes_out;
+  out["malformed_frames"] = counters.malformed;
+  return out;
+}
+
+}  // namespace
+
+void bind_learner(py::module_& m) {
+  py::class_<PyLearner>(m, "Learner")
+      .def(py::init(&make_learner), py::arg("parameters"), py::arg("syncer"), py::arg("learner_id"), py::arg("run_id"),
+           py::arg("settings"), py::arg("give_up_after_s"), py::arg("staging_bytes"), py::arg("ledger_dir"),
+           py::arg("linger_s"))
+      .def("join", &join, py::arg("timeout_s"), py::arg("while_waiting"))
+      .def("boundary", &boundary, py::arg("tokens"), py::arg("while_waiting"))
+      .def("close", [](PyLearner& self, double flush_s) { self.get().close(flush_s); }, py::arg("flush_s"), GilFree())
+      .def("closed", [](PyLearner& self) { return self.get().closed(); }, GilFree())
+      .def("stats", &stats_dict)
+      .def("learner_id", [](PyLearner& self) { return self.get().learner_id(); })
+      .def("incarnation", [](PyLearner& self) { return self.get().incarnation(); })
+      .def("anchor", &anchor, py::arg("index"), py::arg("like"), GilFree())
+      .def("describe", [](PyLearner& self) { return self.get().describe(); }, GilFree())
+      .def("take_blocked", [](PyLearner& self) { return self.get().take_blocked(); }, GilFree())
+      .def("take_log", [](PyLearner& self) { return self.log().take(); });
+}
+
+}  // namespace diloco::bindings

@@ -1,0 +1,16 @@
+// The parts of diloco._C, one function and one source each. GIL rule: every method that may wait releases it with
+// GilFree, destructors that join threads release it too, and no C++ thread ever takes it.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace diloco::bindings {
+
+namespace py = pybind11;
+using GilFree = py::call_guard<py::gil_scoped_release>;
+
+void bind_settings(py::module_& m);
+void bind_learner(py::module_& m);
+void bind_syncer(py::module_& m);
+
+}  // namespace diloco::bindings

@@ -1,0 +1,184 @@
+#include "diloco/base/settings_fields.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cmath>
+#include <type_traits>
+
+namespace diloco::detail {
+namespace {
+
+template <typename E>
+struct Named {
+  E value;
+  const char* name;
+};
+template <typename E>
+using Names = std::vector<Named<E>>;
+
+const Names<Mode> kModes = {{Mode::kDecoupled, "decoupled"}, {Mode::kLockstep, "lockstep"}};
+const Names<Offsets> kOffsets = {{Offsets::kStaggered, "staggered"}, {Offsets::kStreaming, "streaming"}};
+const Names<Fragmenter> kFragmenters = {{Fragmenter::kBalanced, "balanced"}, {Fragmenter::kLayer, "layer"}};
+const Names<Grace> kGraces = {{Grace::kAdaptive, "adaptive"}, {Grace::kFixed, "fixed"}, {Grace::kNone, "none"}};
+const Names<Weights> kWeights = {
+    {Weights::kTokensPerStep, "tokens_per_step"}, {Weights::kTokens, "tokens"}, {Weights::kEqual, "equal"}};
+const Names<MergeKind> kMerges = {{MergeKind::kRda, "rda"}, {MergeKind::kMean, "mean"}};
+const Names<OuterKind> kOuters = {{OuterKind::kSgd, "sgd"}, {OuterKind::kNesterov, "nesterov"}};
+const Names<Adopt> kAdopts = {{Adopt::kRebase, "rebase"}, {Adopt::kOverwrite, "overwrite"}, {Adopt::kBlend, "blend"}};
+const Names<WireDtype> kUplink = {{WireDtype::kF32, "f32"}, {WireDtype::kBf16, "bf16"}};
+const Names<WireDtype> kDownlink = {{WireDtype::kF32, "f32"}, {WireDtype::kBf16, "bf16"}, {WireDtype::kParam, "param"}};
+
+template <typename T>
+std::string parse_number(const std::string& text, T& out) {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc() && end == text.data() + text.size()) {
+    out = value;
+    return "";
+  }
+  if constexpr (std::is_integral_v<T>) return fmt::format("a whole number up to {}", std::numeric_limits<T>::max());
+  return "a number";
+}
+
+template <typename T>
+Field number(const char* name, T Settings::*member, const char* unit, Range range, const char* help) {
+  Field f;
+  f.info = {name, std::is_integral_v<T> ? "integer" : "number", unit, "", {}, help, range.text()};
+  f.range = range;
+  f.set = [member](Settings& s, const std::string& text) { return parse_number(text, s.*member); };
+  f.get = [member](const Settings& s) { return fmt::format("{}", s.*member); };
+  f.number = [member](const Settings& s) { return static_cast<double>(s.*member); };
+  return f;
+}
+
+template <typename E>
+Field choice(const char* name, E Settings::*member, const Names<E>& names, const char* help) {
+  Field f;
+  f.info = {name, "choice", "", "", {}, help, ""};
+  for (const auto& n : names) f.info.choices.emplace_back(n.name);
+  f.set = [member, &names, choices = f.info.choices](Settings& s, const std::string& text) {
+    for (const auto& n : names) {
+      if (text == n.name) {
+        s.*member = n.value;
+        return std::string();
+      }
+    }
+    return fmt::format("one of {}", fmt::join(choices, ", "));
+  };
+  f.get = [member, &names](const Settings& s) {
+    for (const auto& n : names) {
+      if (s.*member == n.value) return std::string(n.name);
+    }
+    return fmt::format("{}", static_cast<int>(s.*member));  // only a cast made this; validate() refuses it
+  };
+  return f;
+}
+
+Field text(const char* name, std::string Settings::*member, const char* help) {
+  Field f;
+  f.info = {name, "text", "", "", {}, help, ""};
+  f.set = [member](Settings& s, const std::string& value) {
+    s.*member = value;
+    return std::string();
+  };
+  f.get = [member](const Settings& s) { return s.*member; };
+  return f;
+}
+
+Range at_least(double low) { return {.low = low}; }
+Range above(double low) { return {.low = low, .low_open = true}; }
+Range between(double low, double high) { return {.low = low, .high = high}; }
+
+std::vector<Field> make_fields() {
+  using S = Settings;
+  constexpr double kMiB = 1 << 20;
+  std::vector<Field> all = {
+      number("sync_every", &S::sync_every, "steps", at_least(1), "Inner steps between two syncs of one fragment (H)."),
+      number("num_fragments", &S::num_fragments, "", between(1, 65536),
+             "Parts the model is synced in (P). At most as many as there are tensors are used."),
+      number("overlap_steps", &S::overlap_steps, "steps", at_least(0),
+             "Steps a fragment may be under way while training goes on (tau). Must be below sync_every."),
+      choice("mode", &S::mode, kModes,
+             "decoupled: nobody waits, fragments are adopted on arrival. lockstep: learners wait for each due fragment, "
+             "as in classic and Streaming DiLoCo."),
+      choice("offsets", &S::offsets, kOffsets,
+             "Adoption steps in lockstep. staggered: spread over the first sync_every steps. streaming: the first "
+             "fragment at sync_every, the others after it."),
+      choice("fragmenter", &S::fragmenter, kFragmenters,
+             "balanced: fragments of equal size. layer: neighbouring layers together."),
+      number("max_inflight", &S::max_inflight, "rounds", at_least(0),
+             "Rounds open at a time. 0: as many as the measured round time asks for."),
+      number("min_quorum", &S::min_quorum, "learners", at_least(1),
+             "Contributions needed before a round may be merged (K). With fewer learners the syncer waits and says so."),
+      choice("grace", &S::grace, kGraces,
+             "How long a round waits for others once the quorum is complete. adaptive: as long as the overlap leaves "
+             "slack. fixed: grace_s. none: not at all."),
+      number("grace_gamma", &S::grace_gamma, "", {.low = 0, .high = 1, .low_open = true, .high_open = true},
+             "Share of the measured slack that the adaptive grace window uses."),
+      number("grace_s", &S::grace_s, "s", between(0, 86400), "Length of the window with grace = fixed."),
+      number("grace_cap_s", &S::grace_cap_s, "s", between(0, 86400),
+             "Upper bound of the adaptive window. 0: one step of the min_quorum-th fastest learner."),
+      choice("weights", &S::weights, kWeights,
+             "Weight of a contribution. tokens_per_step: tokens squared over steps. tokens: its tokens. equal: one."),
+      number("staleness_discount", &S::staleness_discount, "", between(0, 1e6),
+             "Weights are divided by 1 + this * the versions a contribution is behind. 0: no discount."),
+      choice("merge", &S::merge, kMerges,
+             "How matrices are merged. rda: directions and norms are averaged apart. mean: weighted mean. 1-D tensors "
+             "and those of merge_mean_pattern are always averaged."),
+      text("merge_mean_pattern", &S::merge_mean_pattern,
+           "Regular expression (ECMAScript); tensors whose name it matches anywhere are averaged. Empty: none."),
+      choice("outer_optimizer", &S::outer_optimizer, kOuters, "Optimizer the syncer applies to the merged change."),
+      number("outer_lr", &S::outer_lr, "", {.low = 0, .high = 1e3, .low_open = true}, "Learning rate of the outer optimizer."),
+      number("outer_momentum", &S::outer_momentum, "", {.low = 0, .high = 1, .high_open = true},
+             "Momentum of outer_optimizer = nesterov, which needs one (0.9 in the DiLoCo papers); sgd has none."),
+      choice("adopt", &S::adopt, kAdopts,
+             "What a learner does with its work since it sent. rebase: keeps it on top of the new weights. overwrite: "
+             "drops it. blend: keeps the share blend_alpha of its distance."),
+      number("blend_alpha", &S::blend_alpha, "", {.low = 0, .high = 1, .high_open = true},
+             "Weight of the local parameters with adopt = blend."),
+      number("max_carry_steps", &S::max_carry_steps, "steps", at_least(0),
+             "Unmerged work older than this is dropped. 0: 4 * sync_every."),
+      choice("wire_dtype", &S::wire_dtype, kUplink, "Element type of contributions; 1-D tensors always travel as f32."),
+      choice("downlink_dtype", &S::downlink_dtype, kDownlink,
+             "Element type of new weights. param: that of the parameter; 1-D tensors always travel as f32."),
+      number("chunk_bytes", &S::chunk_bytes, "bytes", between(64, 64 * kMiB), "Size of the pieces fragments are sent in."),
+      number("credit_window_bytes", &S::credit_window_bytes, "bytes", at_least(64),
+             "Bytes a receiver lets a sender have under way. Should cover bandwidth times round trip."),
+      number("payload_memory_bytes", &S::payload_memory_bytes, "bytes", at_least(0),
+             "Syncer: bound on the contributions held in memory. 0: half of the machine's memory."),
+      number("staging_bytes", &S::staging_bytes, "bytes", at_least(0),
+             "Learner: bound on the copies kept ready to be sent. 0: what the schedule asks for."),
+      number("max_learners", &S::max_learners, "learners", between(1, 65536), "Learners beyond this number are refused."),
+      number("max_bad_payloads", &S::max_bad_payloads, "", at_least(1),
+             "Contributions with NaN or infinity after which a learner is sent away."),
+      number("heartbeat_interval_s", &S::heartbeat_interval_s, "s", {.low = 0, .high = 3600, .low_open = true},
+             "Time between two heartbeats."),
+      number("heartbeat_timeout_s", &S::heartbeat_timeout_s, "s", above(0),
+             "Silence after which a peer counts as gone. At least twice heartbeat_interval_s."),
+      text("run_id", &S::run_id, "Name of the run; a learner that gives one must give the same. Empty: any."),
+  };
+  const Settings defaults;
+  for (auto& f : all) f.info.default_value = f.get(defaults);
+  return all;
+}
+
+}  // namespace
+
+bool Range::contains(double value) const {
+  return std::isfinite(value) && (low_open ? value > low : value >= low) && (high_open ? value < high : value <= high);
+}
+
+std::string Range::text() const {
+  std::string out;
+  if (std::isfinite(low)) out = fmt::format("{} {}", low_open ? "above" : "at least", low);
+  if (std::isfinite(high)) out += fmt::format("{}{} {}", out.empty() ? "" : " and ", high_open ? "below" : "at most", high);
+  return out;
+}
+
+const std::vector<Field>& fields() {
+  static const std::vector<Field> all = make_fields();
+  return all;
+}
+
+}  // namespace diloco::detail

@@ -1,0 +1,251 @@
+// One boundary of the training thread: count, stage, adopt, report; and the token accounts that go with it.
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "diloco/core/learner_impl.h"
+
+namespace diloco {
+
+void LearnerCore::Impl::on_boundary(std::uint64_t step_tokens) {
+  in_boundary = true;
+  ++steps;
+  ++clock;
+  tokens += step_tokens;
+  actions.push_back(Progress{tokens});
+  for (FragmentId p = 0; p < fragments.size(); ++p) stage(p);
+}
+
+// Refreshes the host copy of a fragment that will be asked for, or has been.
+void LearnerCore::Impl::stage(FragmentId p) {
+  LearnerFragment& fragment = fragments[p];
+  const bool lockstep = settings.mode == Mode::kLockstep;
+  const bool on_schedule = lockstep && lockstep_stages_at(p, clock, settings, plan->size());
+  const bool late = lockstep && fragment.pull && fragment.pull->clock <= clock && !fragment.staged;
+  const bool wanted = lockstep ? on_schedule || late : fragment.armed || fragment.pull;
+  if (on_schedule) fragment.expecting = true;
+  if (!wanted || tokens <= fragment.from || fragment.adopted.epoch != epoch || epoch == 0) return;
+  if (fragment.readopt || (!lockstep && fragment.ready)) return;  // about to change under the copy
+  BufferPtr out = staging_buffer(fragment, p);
+  if (!out) return;
+  fragment.staging = Staged{out, fragment.from, tokens, steps - fragment.from_steps, clock, fragment.adopted};
+  actions.push_back(Stage{p, out});
+}
+
+// Two buffers per armed fragment, more only while sent images keep them; buffers nobody else holds are used again.
+BufferPtr LearnerCore::Impl::staging_buffer(LearnerFragment& fragment, FragmentId p) {
+  const std::uint64_t bytes = payloads[p][static_cast<std::size_t>(PayloadKind::kContribution)].bytes;
+  const BufferPtr current = fragment.staged ? fragment.staged->bytes : nullptr;
+  for (const auto& buffer : fragment.pool) {
+    // 1: the pool; a buffer in `staged` may be rewritten only if the other one is busy, so it is skipped here.
+    if (buffer != current && buffer.use_count() == 1) return buffer;
+  }
+  if (options.staging_bytes > 0) {
+    std::uint64_t held = 0;
+    for (const auto& other : fragments) {
+      for (const auto& buffer : other.pool) held += buffer->size();
+    }
+    if (held + bytes > options.staging_bytes) {
+      // Over the bound: give back what is idle elsewhere, else this fragment is staged at a later boundary.
+      for (auto& other : fragments) {
+        if (&other == &fragment || other.armed || other.pull) continue;
+        other.staged.reset();
+        std::erase_if(other.pool, [&](const BufferPtr& buffer) {
+          const bool idle = buffer.use_count() == 1;
+          if (idle) held -= buffer->size();
+          return idle;
+        });
+      }
+      if (held + bytes > options.staging_bytes) return nullptr;
+    }
+  }
+  return fragment.pool.emplace_back(Buffer::make(bytes));
+}
+
+void LearnerCore::Impl::on_stages_done() {
+  for (FragmentId p = 0; p < fragments.size(); ++p) {
+    LearnerFragment& fragment = fragments[p];
+    if (!fragment.staging) continue;
+    fragment.staged = *std::exchange(fragment.staging, std::nullopt);
+    answer(p);
+  }
+  if (settings.mode == Mode::kLockstep) report();  // the syncer opens the round at this clock while we hold
+  on_recheck();
+}
+
+bool LearnerCore::Impl::must_hold(FragmentId p) const {
+  const LearnerFragment& fragment = fragments[p];
+  return settings.mode == Mode::kLockstep && fragment.expecting && !fragment.ready && !rejected && !gave_up &&
+         !closing && lockstep_adopts_at(p, clock, settings, plan->size());
+}
+
+bool LearnerCore::Impl::wants_adoption(FragmentId p) const {
+  const LearnerFragment& fragment = fragments[p];
+  if (!fragment.ready || fragment.anchor_sending) return false;
+  if (settings.mode != Mode::kLockstep || !fragment.expecting) return true;
+  return lockstep_adopts_at(p, clock, settings, plan->size());  // in lockstep the adoption step is the scheduled one
+}
+
+void LearnerCore::Impl::on_recheck() {
+  holding = false;
+  for (FragmentId p = 0; p < fragments.size(); ++p) {
+    if (!must_hold(p)) continue;
+    holding = true;
+    if (fragments[p].pull && !fragments[p].staging) stage(p);  // joined after the staging clock had passed
+  }
+  if (!holding) adopt_ready();
+}
+
+void LearnerCore::Impl::adopt_ready() {
+  for (FragmentId p = 0; p < fragments.size(); ++p) {
+    if (fragments[p].adopting) continue;
+    if (wants_adoption(p)) adopt(p);
+    else if (fragments[p].readopt && !fragments[p].anchor_sending) readopt(p);
+  }
+}
+
+void LearnerCore::Impl::discard(FragmentId p, std::uint64_t from, std::uint64_t to, DiscardReason reason) {
+  if (from >= to) return;
+  discarded[static_cast<std::size_t>(reason)] += to - from;
+  actions.push_back(Discard{p, from, to, reason});
+}
+
+// What became of work that was sent and then overwritten locally, once a version says how far was merged.
+void LearnerCore::Impl::settle_limbo(FragmentId p, std::uint64_t merged_to) {
+  LearnerFragment& fragment = fragments[p];
+  if (fragment.limbo_from == fragment.limbo_to || merged_to <= fragment.limbo_from) return;
+  const std::uint64_t merged = merged_to > fragment.from ? fragment.limbo_from : std::min(merged_to, fragment.limbo_to);
+  tokens_merged += merged - fragment.limbo_from;
+  discard(p, merged, fragment.limbo_to, DiscardReason::kOverwritten);
+  fragment.limbo_from = fragment.limbo_to = 0;
+}
+
+// The local work since `from` is given up, except what has been sent and may still be merged.
+void LearnerCore::Impl::drop_local_work(FragmentId p, DiscardReason reason) {
+  LearnerFragment& fragment = fragments[p];
+  std::uint64_t sent_to = fragment.from;
+  if (reason != DiscardReason::kNonfinite) {
+    for (const auto& image : fragment.sent) {
+      if (image.staged.from == fragment.from) sent_to = std::max(sent_to, image.staged.to);
+    }
+  }
+  if (sent_to > fragment.from) {
+    discard(p, fragment.limbo_from, fragment.limbo_to, DiscardReason::kOverwritten);
+    fragment.limbo_from = fragment.from;
+    fragment.limbo_to = sent_to;
+    actions.push_back(Discard{p, fragment.from, sent_to, DiscardReason::kInFlight});
+  }
+  discard(p, sent_to, tokens, reason);
+  fragment.from = tokens;
+  fragment.from_steps = steps;
+  fragment.staged.reset();
+}
+
+void LearnerCore::Impl::adopt(FragmentId p) {
+  LearnerFragment& fragment = fragments[p];
+  const ReadyImage& image = *fragment.ready;
+  std::uint64_t merged_to = 0;
+  for (const auto& [incarnation, to] : image.merged) {
+    if (incarnation == options.incarnation) merged_to = to;
+  }
+  AdoptFragment action;
+  action.fragment = p;
+  action.version = image.version;
+  action.image = image.bytes;
+  action.formula = settings.adopt == Adopt::kRebase ? AdoptFormula::kRebase
+                   : settings.adopt == Adopt::kBlend ? AdoptFormula::kBlend
+                                                     : AdoptFormula::kOverwrite;
+  action.blend_alpha = static_cast<float>(settings.blend_alpha);
+
+  if (merged_to < fragment.merged_to) {
+    // A syncer that lost its state went on from older weights: what they do not contain is lost.
+    discard(p, merged_to, fragment.merged_to, DiscardReason::kLost);
+    tokens_merged -= std::min(tokens_merged, fragment.merged_to - merged_to);
+  }
+  const bool first = fragment.adopted.none();
+  if (merged_to > fragment.from) {
+    const auto merged = std::find_if(fragment.sent.begin(), fragment.sent.end(), [&](const SentImage& sent) {
+      return sent.staged.from == fragment.from && sent.staged.to == merged_to;
+    });
+    settle_limbo(p, merged_to);
+    ++contributions_merged;
+    tokens_merged += merged_to - fragment.from;
+    if (merged != fragment.sent.end()) {
+      action.sent = merged->staged.bytes;
+      fragment.from = merged_to;
+      fragment.from_steps = merged->steps_at_to;
+    } else {
+      // Merged, but the image is gone (it cannot be told apart from the rest of the local work).
+      log(LogLevel::kWarning, fmt::format("fragment {}: tokens up to {} were merged from a copy that is no longer here; "
+                                          "the local work since then is dropped", p, merged_to));
+      fragment.from = merged_to;
+      action.formula = AdoptFormula::kOverwrite;
+      drop_local_work(p, DiscardReason::kOverwritten);
+    }
+  } else {
+    if (merged_to > fragment.limbo_from && fragment.limbo_from < fragment.limbo_to) ++contributions_merged;
+    settle_limbo(p, merged_to);
+  }
+  std::erase_if(fragment.sent, [&](const SentImage& sent) { return sent.gone && sent.staged.to <= merged_to; });
+
+  if (fragment.readopt) {
+    action.formula = AdoptFormula::kOverwrite;
+    action.sent = nullptr;
+    action.reset_inner_state = true;
+    drop_local_work(p, *fragment.readopt);
+    fragment.readopt.reset();
+  } else if (action.formula == AdoptFormula::kOverwrite) {
+    drop_local_work(p, DiscardReason::kOverwritten);
+  } else if (action.formula == AdoptFormula::kBlend) {
+    drop_local_work(p, DiscardReason::kBlended);
+  } else if (!first && steps - fragment.from_steps > settings.carry_limit_steps()) {
+    action.formula = AdoptFormula::kOverwrite;
+    action.sent = nullptr;
+    drop_local_work(p, DiscardReason::kCarryLimit);
+  }
+  if (action.formula != AdoptFormula::kRebase) action.sent = nullptr;
+  fragment.staged.reset();
+  fragment.merged_to = merged_to;
+  fragment.merged_table = image.merged;
+  fragment.adopted = image.version;
+  fragment.adopting = true;
+  fragment.expecting = false;
+  clock = std::max(clock, image.clock);
+  fragment.ready.reset();
+  unreported.push_back({p, fragment.adopted});
+  ++adoptions;
+  actions.push_back(std::move(action));
+}
+
+// The local values are poison: take the anchor again, with fresh inner state.
+void LearnerCore::Impl::readopt(FragmentId p) {
+  LearnerFragment& fragment = fragments[p];
+  drop_local_work(p, *fragment.readopt);
+  fragment.readopt.reset();
+  fragment.adopting = true;
+  AdoptFragment action;
+  action.fragment = p;
+  action.version = fragment.adopted;
+  action.formula = AdoptFormula::kOverwrite;
+  action.reset_inner_state = true;
+  actions.push_back(std::move(action));
+}
+
+void LearnerCore::Impl::on_adopts_done() {
+  in_boundary = false;
+  for (FragmentId p = 0; p < fragments.size(); ++p) {
+    LearnerFragment& fragment = fragments[p];
+    if (!std::exchange(fragment.adopting, false)) continue;
+    if (fragment.anchor_wanted) send_anchor(p);
+  }
+  if (settings.mode == Mode::kDecoupled || !unreported.empty()) report();
+  pump();
+}
+
+void LearnerCore::Impl::report() {
+  if (link != Link::kUp) return;
+  send(Channel::kControl, MessageType::kStep, encode(Step{clock, steps, tokens, unreported}));
+  unreported.clear();
+}
+
+}  // namespace diloco

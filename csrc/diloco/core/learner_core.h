@@ -1,0 +1,142 @@
+// The learner as a pure state machine: handle(event, now) -> actions. It decides what to stage, what to adopt and with
+// which formula, what to send; the shell (learner/learner.h) moves the numbers. Not thread-safe: the shell guards it
+// with a mutex (the training thread and the I/O thread both feed it; no call computes for long).
+//
+// Boundary order: count, stage, adopt, report. One boundary =
+//   handle(Boundary) -> Stage...        execute, then
+//   handle(StagesDone) -> Adopt..., or `holding()` in lockstep: wait and handle(Recheck) until it is false
+//   execute the Adopts, then handle(AdoptsDone).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "diloco/base/settings.h"
+#include "diloco/base/types.h"
+#include "diloco/core/syncer_core.h"  // Log, Tick
+#include "diloco/wire/frame.h"
+#include "diloco/wire/messages.h"
+
+namespace diloco {
+
+// ---- events ----
+struct ChannelUp {
+  Channel channel = Channel::kControl;
+};
+struct ChannelDown {
+  Channel channel = Channel::kControl;
+  std::string why;
+};
+struct ChannelFrame {
+  Channel channel = Channel::kControl;
+  Header header;
+  std::span<const std::byte> payload;
+};
+struct Boundary {  // one real optimizer step has been made with this many tokens
+  std::uint64_t tokens = 1;
+};
+struct StagesDone {};
+struct Recheck {};  // lockstep, while holding()
+struct AdoptsDone {};
+struct JoinAdopt {};  // before the first step: adopt whatever has arrived (no step is counted); ends with AdoptsDone
+struct CloseEvent {
+  Seconds flush_s = 0.0;
+};
+using LearnerEvent = std::variant<ChannelUp, ChannelDown, ChannelFrame, Boundary, StagesDone, Recheck, AdoptsDone,
+                                  JoinAdopt, Tick, CloseEvent>;
+
+// ---- actions ----
+struct ConnectChannel {
+  Channel channel = Channel::kControl;
+};
+struct DropChannel {
+  Channel channel = Channel::kControl;
+};
+struct SendOn {
+  Channel channel = Channel::kControl;
+  OutFrame frame;
+};
+struct Stage {  // out <- encode(anchor - local), payload layout of a contribution of the fragment
+  FragmentId fragment = 0;
+  BufferPtr out;
+};
+enum class AdoptFormula : std::uint8_t { kOverwrite, kBlend, kRebase };
+struct AdoptFragment {  // training thread: local <- formula(next, local, anchor, sent); anchor <- next
+  FragmentId fragment = 0;
+  Version version;
+  AdoptFormula formula = AdoptFormula::kRebase;
+  float blend_alpha = 0.0f;
+  ConstBufferPtr image;        // payload layout of an image; null: next = anchor (re-adoption)
+  ConstBufferPtr sent;         // rebase: contribution payload that was merged, or null
+  bool reset_inner_state = false;
+};
+struct Discard {  // ledger: tokens [from, to) on the fragment will never be merged (kInFlight: may still be)
+  FragmentId fragment = 0;
+  std::uint64_t from = 0, to = 0;
+  DiscardReason reason = DiscardReason::kOverwritten;
+};
+struct Progress {  // ledger: tokens so far on every fragment
+  std::uint64_t tokens = 0;
+};
+struct Rejected {  // the syncer refused this learner for good; the shell raises it at the next call
+  Reject reject;
+};
+struct GaveUp {    // give_up_after_s passed without a syncer
+  std::string text;
+};
+struct Closed {};
+using LearnerAction = std::variant<ConnectChannel, DropChannel, SendOn, Stage, AdoptFragment, Discard, Progress,
+                                   Rejected, GaveUp, Closed, Log>;
+
+struct LearnerCoreOptions {
+  std::string learner_id, run_id, host, software;
+  std::uint64_t pid = 0;
+  Incarnation incarnation = 0;
+  Layout layout;
+  std::map<std::string, std::string> insisted_settings;
+  std::string endpoint_text;         // for messages
+  Seconds give_up_after_s = 0.0;     // 0 = never
+  std::uint64_t staging_bytes = 0;   // 0 = no bound but the schedule
+  std::function<std::uint64_t()> random;  // jitter of the back-off
+  // Copies bytes [offset, offset + out.size()) of the anchor payload of `fragment` (called inside handle()).
+  std::function<void(FragmentId fragment, std::uint64_t offset, std::span<std::byte> out)> read_anchor;
+};
+
+struct LearnerStats {
+  std::string state;  // "connecting", "joining", "training", "away", "rejected", "closed"
+  std::uint64_t epoch = 0, steps = 0, tokens = 0;
+  Clock clock = 0;
+  std::uint64_t adoptions = 0, contributions_sent = 0, contributions_merged = 0, reconnects = 0;
+  std::uint64_t tokens_merged = 0, tokens_outstanding = 0;  // summed over fragments
+  std::map<std::string, std::uint64_t> discarded;           // reason -> tokens, summed over fragments
+  std::uint64_t staged_bytes = 0, sent_image_bytes = 0, arriving_bytes = 0;
+  std::vector<Version> versions;
+};
+
+class LearnerCore {
+ public:
+  explicit LearnerCore(LearnerCoreOptions options);
+  ~LearnerCore();
+  std::vector<LearnerAction> handle(const LearnerEvent& event, TimePoint now);
+  TimePoint next_deadline() const;
+
+  bool holding() const;          // lockstep: the training thread must wait
+  bool joined() const;           // WELCOMEd, and every fragment adopted or ready to adopt
+  std::string holding_for() const;
+  const Plan* plan() const;      // null before the first WELCOME
+  const Layout& layout() const;  // the run's once WELCOMEd (same tensors, maybe another order)
+  const Settings& settings() const;
+  const PayloadLayout& payload(FragmentId fragment, PayloadKind kind) const;
+  LearnerStats stats() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace diloco

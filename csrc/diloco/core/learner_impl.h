@@ -1,0 +1,150 @@
+// The learner core's state, private to core/learner_*.cpp:
+//   learner_core.cpp      dispatch, time, statistics, close
+//   learner_links.cpp     connections, HELLO and WELCOME, frames in and out
+//   learner_boundary.cpp  count, stage, adopt, report; the token accounts
+#pragma once
+
+#include <array>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "diloco/core/learner_core.h"
+#include "diloco/core/liveness.h"
+#include "diloco/core/outbox.h"
+#include "diloco/core/reassembly.h"
+
+namespace diloco {
+
+// A copy of anchor - local, encoded for the wire, with the interval of tokens it stands for.
+struct Staged {
+  BufferPtr bytes;
+  std::uint64_t from = 0, to = 0, steps = 0;
+  Clock clock = 0;
+  Version base;
+};
+
+struct SentImage {
+  Staged staged;
+  std::uint64_t steps_at_to = 0;  // the learner's step count at `to`
+  std::uint64_t tag = 0;          // of the transfer
+  bool gone = false;              // has left completely
+};
+
+struct ReadyImage {
+  Version version;
+  Clock clock = 0;
+  BufferPtr bytes;
+  MergedTable merged;
+};
+
+// One fragment as this learner sees it. Tokens [0, from) are settled: merged or discarded, except the limbo interval:
+// sent before an overwriting adoption threw it away locally, still waiting to be merged by the syncer.
+struct LearnerFragment {
+  Version adopted;
+  MergedTable merged_table;  // contained in the adopted version
+  std::uint64_t merged_to = 0;
+  std::uint64_t from = 0, from_steps = 0;
+  std::uint64_t limbo_from = 0, limbo_to = 0;  // empty if equal
+  std::optional<Staged> staged, staging;
+  std::vector<BufferPtr> pool;
+  std::vector<SentImage> sent;
+  std::optional<Pull> pull;      // waiting for a staged copy
+  std::optional<ReadyImage> ready;
+  bool armed = false;
+  bool adopting = false;
+  bool anchor_wanted = false;    // asked for while it could not be sent
+  bool anchor_sending = false;
+  bool expecting = false;        // lockstep: staged on schedule, not adopted yet
+  std::optional<DiscardReason> readopt;
+};
+
+struct LearnerCore::Impl {
+  explicit Impl(LearnerCoreOptions options);
+  std::vector<LearnerAction> handle(const LearnerEvent& event, TimePoint now);
+  TimePoint next_deadline() const;
+  void log(LogLevel level, std::string text) { actions.push_back(Log{level, std::move(text)}); }
+
+  // learner_links.cpp
+  void on_channel_up(Channel channel);
+  void lose(const std::string& why, bool at_once);
+  void on_frame(const ChannelFrame& frame);
+  void on_welcome(const Header& header, Bytes payload);
+  void on_pull(const Header& header, const Pull& pull);
+  void on_begin(const Header& header, const Begin& begin);
+  void on_transfer(Reassembly::Outcome outcome);
+  void on_verdict(const Verdict& verdict);
+  void send(Channel channel, MessageType type, std::string body, std::uint64_t offset = 0, std::uint64_t total = 0,
+            std::uint64_t transfer = 0);
+  void say_hello();
+  void answer(FragmentId fragment);
+  void send_anchor(FragmentId fragment);
+  void pump();
+  void on_time();
+  Header header_template() const;
+
+  // learner_boundary.cpp
+  void on_boundary(std::uint64_t tokens);
+  void stage(FragmentId fragment);
+  void on_stages_done();
+  void on_recheck();
+  void adopt_ready();
+  void adopt(FragmentId fragment);
+  void readopt(FragmentId fragment);
+  void on_adopts_done();
+  void report();
+  bool wants_adoption(FragmentId fragment) const;
+  bool must_hold(FragmentId fragment) const;
+  void discard(FragmentId fragment, std::uint64_t from, std::uint64_t to, DiscardReason reason);
+  void settle_limbo(FragmentId fragment, std::uint64_t merged_to);
+  void drop_local_work(FragmentId fragment, DiscardReason reason);
+  BufferPtr staging_buffer(LearnerFragment& state, FragmentId fragment);
+
+  LearnerStats stats() const;
+
+  LearnerCoreOptions options;
+  TimePoint now = 0.0;
+  std::vector<LearnerAction> actions;
+
+  // Connection.
+  enum class Link { kDown, kConnecting, kGreeting, kLaning, kUp };
+  Link link = Link::kDown;
+  TimePoint retry_at = 0.0;       // when kDown
+  TimePoint attempt_deadline = 0.0;  // when neither down nor up
+  unsigned failures = 0;
+  SessionId session = 0;
+  std::uint64_t epoch = 0;
+  Liveness liveness;
+  TimePoint away_since = -1.0;
+  bool told_away = false;
+  bool ever_joined = false;
+  std::optional<Reject> rejected;
+  bool gave_up = false;
+  std::uint64_t reconnects = 0;
+
+  // From WELCOME.
+  std::optional<Plan> plan;
+  Layout layout;
+  Settings settings;
+  std::vector<std::array<PayloadLayout, 3>> payloads;  // [fragment][PayloadKind]
+  std::vector<LearnerFragment> fragments;
+  std::uint64_t lane_token = 0;
+
+  Outbox uplink;
+  Reassembly downlink;
+  ReceiverCredit downlink_credit;
+  std::uint64_t next_tag = 1;
+
+  // Progress.
+  std::uint64_t steps = 0, tokens = 0;
+  Clock clock = 0;
+  std::vector<Adopted> unreported;
+  bool in_boundary = false;
+  bool holding = false;
+  std::optional<TimePoint> closing;
+  bool closed = false;
+  std::array<std::uint64_t, static_cast<std::size_t>(DiscardReason::kCount)> discarded{};
+  std::uint64_t adoptions = 0, contributions_sent = 0, contributions_merged = 0, tokens_merged = 0;
+};
+
+}  // namespace diloco

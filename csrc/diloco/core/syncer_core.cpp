@@ -1,0 +1,210 @@
+#include "diloco/core/syncer_core.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "diloco/core/syncer_impl.h"
+#include "diloco/core/syncer_record.h"
+
+namespace diloco {
+
+SyncerCore::SyncerCore(SyncerCoreOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+SyncerCore::~SyncerCore() = default;
+std::vector<SyncerAction> SyncerCore::handle(const SyncerEvent& event, TimePoint now) {
+  return impl_->handle(event, now);
+}
+TimePoint SyncerCore::next_deadline() const { return impl_->next_deadline(); }
+std::shared_ptr<const FragmentState> SyncerCore::fragment(FragmentId fragment) const {
+  return fragment < impl_->slots.size() ? impl_->slots[fragment].state : nullptr;
+}
+const Plan& SyncerCore::plan() const { return impl_->plan; }
+const Layout& SyncerCore::layout() const {
+  static const Layout none;
+  return impl_->layout ? *impl_->layout : none;
+}
+std::uint64_t SyncerCore::epoch() const { return impl_->epoch; }
+std::uint64_t SyncerCore::rounds_merged() const { return impl_->rounds_merged; }
+std::uint64_t SyncerCore::payload_bytes_held() const { return impl_->payload_bytes_held(); }
+std::string SyncerCore::status_json(TimePoint now) const {
+  impl_->now = now;
+  return impl_->status_json();
+}
+
+SyncerCore::Impl::Impl(SyncerCoreOptions given) : options(std::move(given)), settings(options.settings) {
+  settings.validate();
+}
+
+void SyncerCore::Impl::send(PeerId peer, MessageType type, const Session* session, std::string body,
+                            FragmentId fragment, std::uint64_t offset) {
+  OutFrame frame;
+  frame.header.type = type;
+  frame.header.epoch = epoch;
+  frame.header.fragment = fragment;
+  frame.header.offset = offset;
+  if (session) {
+    frame.header.session = session->id;
+    frame.header.incarnation = session->account->incarnation;
+  }
+  frame.body = std::move(body);
+  actions.push_back(SendTo{peer, std::move(frame)});
+}
+
+std::vector<SyncerAction> SyncerCore::Impl::handle(const SyncerEvent& event, TimePoint time) {
+  now = time;
+  if (started < 0.0) {
+    started = now;
+    record(nlohmann::json{{"event", "start"}, {"epoch", epoch}, {"settings", settings.to_map()}});
+  }
+  std::visit(
+      [this](const auto& e) {
+        using E = std::decay_t<decltype(e)>;
+        if constexpr (std::is_same_v<E, FrameEvent>) on_frame(e);
+        if constexpr (std::is_same_v<E, PeerGoneEvent>) on_peer_gone(e.peer, e.why);
+        if constexpr (std::is_same_v<E, ScreenDone>) on_screen_done(e);
+        if constexpr (std::is_same_v<E, MergeDone>) on_merge_done(e);
+        if constexpr (std::is_same_v<E, InitDone>) on_init_done(e);
+        if constexpr (std::is_same_v<E, Persisted>) on_persisted(e);
+        if constexpr (std::is_same_v<E, ShutdownEvent>) {
+          if (!shutdown_at) {
+            shutdown_at = now + e.give_up_after_s;
+            log(LogLevel::kInfo, fmt::format("stopping: {} open round(s), waiting at most {:.1f} s", rounds.size(),
+                                             e.give_up_after_s));
+          }
+        }
+      },
+      event);
+  on_tick();
+  for (const SessionId id : dead) sessions.erase(id);
+  dead.clear();
+  return std::exchange(actions, {});
+}
+
+void SyncerCore::Impl::on_frame(const FrameEvent& frame) {
+  const Header& header = frame.header;
+  if (header.type == MessageType::kStatus) {
+    send(frame.peer, MessageType::kStatusReply, nullptr, status_json());
+    return;
+  }
+  if (header.type == MessageType::kHello) return on_hello(frame.peer, header, frame.payload);
+  if (is_reserved(header.type)) {
+    return reject(frame.peer, "malformed",
+                  fmt::format("message type {} is reserved and not spoken yet", message_name(header.type)));
+  }
+  if (header.type == MessageType::kLane) {
+    const auto it = sessions.find(header.session);
+    if (it == sessions.end() || it->second.lane_token != header.transfer || it->second.bulk != 0) {
+      send(frame.peer, MessageType::kRehello, nullptr, {});
+      actions.push_back(CutPeer{frame.peer, "LANE with an unknown session or a wrong token"});
+      return;
+    }
+    Session& session = it->second;
+    session.bulk = frame.peer;
+    session.liveness.heard(now);
+    peer_session[frame.peer] = session.id;
+    for (FragmentId p = 0; p < slots.size(); ++p) {
+      if (slots[p].state) queue_image(session, p);
+    }
+    pump(session);
+    elect_anchors();
+    return;
+  }
+  Session* session = session_of(frame.peer);
+  if (!session || header.session != session->id) {
+    // Frames queued by a DEALER reach a restarted syncer before any HELLO does.
+    send(frame.peer, MessageType::kRehello, nullptr, {});
+    return;
+  }
+  session->liveness.heard(now);
+  session->account->last_contact = now;
+  if (!pending_hellos.empty()) resolve_pending(session->id, true);
+
+  std::string why;
+  const auto malformed = [&] { violation(*session, fmt::format("{}: {}", message_name(header.type), why)); };
+  switch (header.type) {
+    case MessageType::kStep:
+      if (const auto step = decode_step(frame.payload, &why)) on_step(*session, *step); else malformed();
+      break;
+    case MessageType::kHeartbeat:
+      if (const auto beat = decode_heartbeat(frame.payload, &why)) on_heartbeat(*session, *beat); else malformed();
+      break;
+    case MessageType::kCredit:
+      session->downlink.grant(header.offset);
+      note_delivery(*session, header.total);
+      pump(*session);
+      break;
+    case MessageType::kBegin:
+      if (const auto begin = decode_begin(frame.payload, &why)) on_begin(*session, header, *begin); else malformed();
+      break;
+    case MessageType::kChunk:
+      on_chunk(*session, header, frame.payload);
+      break;
+    case MessageType::kGoodbye:
+      end_session(session->id, "said goodbye", true);
+      break;
+    default:
+      why = "not a message a learner sends";
+      malformed();
+  }
+}
+
+// Everything that depends on time or on what just changed. Idempotent.
+void SyncerCore::Impl::on_tick() {
+  if (stopped) return;
+  std::vector<SessionId> silent;
+  for (auto& [id, session] : sessions) {
+    if (session.control == 0) continue;
+    if (session.liveness.silent(now)) {
+      silent.push_back(id);
+    } else if (session.liveness.must_speak(now)) {
+      session.liveness.said(now);
+      send(session.control, MessageType::kHeartbeat, &session, encode(Heartbeat{}));
+    }
+  }
+  for (const SessionId id : silent) {
+    end_session(id, fmt::format("silent for {:.1f} s", settings.heartbeat_timeout_s), true);
+  }
+  std::vector<PendingHello> expired;
+  for (const auto& [peer, pending] : pending_hellos) {
+    if (now >= pending.deadline) expired.push_back(pending);
+  }
+  for (const auto& pending : expired) resolve_pending(pending.probed, false);
+  if (elect_at && now >= *elect_at) elect_anchors();
+
+  open_rounds();
+  pull_contributors();
+  check_rounds();
+  update_armed();
+
+  if (shutdown_at && (rounds.empty() || now >= *shutdown_at)) {
+    stopped = true;
+    std::string text = rounds.empty() ? std::string("stopped: no round was left open")
+                                      : fmt::format("stopped: gave up {} open round(s) after the stated time",
+                                                    rounds.size());
+    for (auto& [id, session] : sessions) {
+      if (session.control != 0) send(session.control, MessageType::kGoodbye, &session, {});
+    }
+    record(nlohmann::json{{"event", "stop"}, {"text", text}});
+    log(LogLevel::kInfo, text);
+    actions.push_back(Stopped{text});
+  }
+}
+
+TimePoint SyncerCore::Impl::next_deadline() const {
+  TimePoint at = kNever;
+  if (stopped) return at;
+  for (const auto& [id, session] : sessions) {
+    at = std::min(at, session.liveness.deadline());
+    if (!stalled(session)) at = std::min(at, session.last_step + stall_after_s(session.step_s.value_or(0.0)));
+  }
+  for (const auto& [peer, pending] : pending_hellos) at = std::min(at, pending.deadline);
+  for (const auto& [id, round] : rounds) {
+    if (round.phase == RoundPhase::kCollecting && round.deadline) at = std::min(at, *round.deadline);
+  }
+  if (elect_at) at = std::min(at, *elect_at);
+  if (shutdown_at) at = std::min(at, *shutdown_at);
+  return at;
+}
+
+}  // namespace diloco

@@ -1,0 +1,241 @@
+// The syncer core's state, private to core/syncer_*.cpp. Each source holds one step of a round:
+//   syncer_core.cpp       dispatch, deadlines, time-driven duties
+//   syncer_sessions.cpp   HELLO, WELCOME, REJECT, liveness, duplicate ids
+//   syncer_init.cpp       where the first weights come from: a learner's anchor
+//   syncer_uplink.cpp     PULL, transfers from learners, screening, the mailbox
+//   syncer_rounds.cpp     due clocks, opening, quorum and grace, merge
+//   syncer_publish.cpp    persist, publish, transfers to learners
+//   syncer_status.cpp     what `diloco status` shows
+#pragma once
+
+#include <array>
+#include <map>
+#include <set>
+#include <unordered_map>
+
+#include "diloco/core/liveness.h"
+#include "diloco/core/outbox.h"
+#include "diloco/core/reassembly.h"
+#include "diloco/core/syncer_core.h"
+#include "diloco/quorum/ema.h"
+#include "diloco/quorum/quorum.h"
+
+namespace diloco {
+
+constexpr TimePoint kNever = 1e300;
+
+struct Contribution {
+  std::string learner;
+  Incarnation incarnation = 0;
+  Begin begin;
+  ConstBufferPtr payload;
+  std::vector<double> norms;
+  std::uint64_t bytes() const { return payload ? payload->size() : 0; }
+};
+
+// What is remembered of one life of a learner, beyond its connections.
+struct Account {
+  std::string learner;
+  Incarnation incarnation = 0;
+  std::string host;
+  std::uint64_t pid = 0;
+  std::vector<std::uint64_t> merged_to;  // per fragment: nothing before it is merged again
+  std::vector<Version> merged_in;        // per fragment: version its last contribution went into
+  std::vector<std::optional<Contribution>> mailbox;  // per fragment: complete and screened
+  std::uint64_t tokens = 0, steps = 0;
+  Clock clock = 0;
+  std::uint64_t merged_tokens = 0;       // summed over fragments
+  std::map<std::string, std::uint64_t> discarded;  // as reported
+  std::uint32_t bad_payloads = 0;
+  Clock bad_until = 0;                   // learner's clock when the last bad one was refused
+  bool tombstoned = false;
+  std::string tombstone;                 // why
+  TimePoint last_contact = 0.0;
+  std::vector<Version> adopted;          // last known
+};
+
+// One connection's life of a learner: control and bulk channel.
+struct Session {
+  SessionId id = 0;
+  PeerId control = 0;
+  PeerId bulk = 0;  // 0 until LANE
+  std::uint64_t lane_token = 0;
+  Account* account = nullptr;
+  Liveness liveness;
+
+  // Pace.
+  Clock clock = 0;
+  std::uint64_t steps = 0, tokens = 0;
+  TimePoint last_step = 0.0;
+  Ema step_s{0.3}, tokens_per_s{0.2};
+
+  // Per fragment.
+  std::vector<Version> adopted;
+  std::vector<std::optional<std::uint64_t>> pulled;  // round of the outstanding PULL
+  std::vector<bool> anchor_pulled;
+  std::set<FragmentId> armed;
+
+  Reassembly uplink;
+  ReceiverCredit uplink_credit;
+  std::uint64_t reserved = 0;  // payload memory of outstanding pulls and the transfer under way
+  Outbox downlink;
+  std::map<FragmentId, std::uint64_t> delivered_at_byte;  // downlink byte at which the fragment's last image ends
+};
+
+struct PendingHello {  // a newcomer with the id of a live learner, while the old session is probed
+  PeerId peer = 0;
+  Header header;
+  Hello hello;
+  SessionId probed = 0;
+  TimePoint deadline = 0.0;
+};
+
+enum class RoundPhase { kCollecting, kMerging, kPersisting };
+
+struct Round {
+  std::uint64_t id = 0;
+  FragmentId fragment = 0;
+  Clock clock = 0;
+  TimePoint opened = 0.0;
+  std::uint32_t quorum = 1;
+  RoundPhase phase = RoundPhase::kCollecting;
+  std::optional<TimePoint> quorum_at, deadline;
+  bool capped = false;
+  std::set<SessionId> waiting;   // pulled and not delivered
+  std::set<std::string> pulled;  // learner ids, for reports
+  TimePoint closed_at = 0.0;
+  std::string reason;
+  std::vector<Contribution> members;  // while merging
+  std::vector<double> weights;
+  MergeResult result;
+};
+
+struct FragmentSlot {
+  std::shared_ptr<const FragmentState> state;
+  Image image;                                   // of state, for joiners
+  std::shared_ptr<const std::string> begin;      // encoded Begin of the image
+  Clock clock = 0;                               // of the round that made it
+  std::uint64_t round = 0;
+  Clock due = 0;
+  TimePoint due_since = 0.0;                     // since when T_K >= due without an open round; 0 = not due
+  std::uint64_t open_round = 0;                  // 0 = none
+  Clock opened_at = 0;                           // clock of the last opening
+  Version origin;                                // holder's version the first state came from
+  bool merged_here = false;                      // an outer step was made in this epoch
+  SessionId init_from = 0;                       // session asked for its anchor
+  JobId init_job = 0;
+  std::optional<Begin> init_begin;
+  std::string init_learner;
+  PayloadLayout contribution, anchor, image_layout;
+  std::vector<bool> use_rda;
+};
+
+struct JobInfo {
+  enum class Kind { kScreen, kMerge, kInit } kind = Kind::kScreen;
+  FragmentId fragment = 0;
+  std::uint64_t round = 0;
+  Contribution contribution;  // screen
+};
+
+struct SyncerCore::Impl {
+  explicit Impl(SyncerCoreOptions options);
+
+  // syncer_core.cpp
+  std::vector<SyncerAction> handle(const SyncerEvent& event, TimePoint now);
+  void on_frame(const FrameEvent& frame);
+  void on_tick();
+  TimePoint next_deadline() const;
+  void log(LogLevel level, std::string text) { actions.push_back(Log{level, std::move(text)}); }
+  template <class J> void record(J&& line);
+  void send(PeerId peer, MessageType type, const Session* session, std::string body, FragmentId fragment = 0,
+            std::uint64_t offset = 0);
+
+  // syncer_sessions.cpp
+  void on_hello(PeerId peer, const Header& header, Bytes payload);
+  void admit(PeerId peer, const Header& header, const Hello& hello);
+  void reject(PeerId peer, const std::string& code, const std::string& text);
+  void violation(Session& session, const std::string& text);
+  void end_session(SessionId id, const std::string& why, bool cut);
+  void on_peer_gone(PeerId peer, const std::string& why);
+  void on_heartbeat(Session& session, const Heartbeat& heartbeat);
+  void on_step(Session& session, const Step& step);
+  void resolve_pending(SessionId probed, bool alive);
+  void bump_epoch(std::uint64_t at_least);
+  void set_layout(const Layout& layout);
+  Session* session_of(PeerId peer);
+  bool stalled(const Session& session) const;
+  std::string settings_difference(const std::map<std::string, std::string>& wanted) const;
+
+  // syncer_init.cpp
+  void elect_anchors();
+  void on_anchor(Session& session, const Begin& begin, BufferPtr bytes);
+  void on_init_done(const InitDone& done);
+  void maybe_recover(Session& session);
+
+  // syncer_uplink.cpp
+  void on_begin(Session& session, const Header& header, const Begin& begin);
+  void on_chunk(Session& session, const Header& header, Bytes payload);
+  void on_transfer(Session& session, Reassembly::Outcome outcome);
+  void on_screen_done(const ScreenDone& done);
+  bool eligible(const Session& session, FragmentId fragment) const;
+  void pull_contributors();
+  bool pull(Session& session, Round& round);
+  void refuse(const std::string& learner, Incarnation incarnation, const Begin& begin, DiscardReason reason,
+              bool readopt, const std::string& text);
+  void update_armed();
+  std::uint64_t payload_bytes_held() const;
+
+  // syncer_rounds.cpp
+  void open_rounds();
+  void check_rounds();
+  void close_round(Round& round, const std::string& reason);
+  void on_merge_done(const MergeDone& done);
+  RoundView view_of(const Round& round) const;
+  std::size_t complete_in(FragmentId fragment) const;
+  std::vector<LearnerPace> pace() const;
+  std::optional<Clock> clock_now() const;
+  Seconds xi_step() const;
+  Clock first_due_clock(FragmentId fragment) const;
+  Clock next_due_clock(FragmentId fragment, Clock opened_at) const;
+
+  // syncer_publish.cpp
+  void on_persisted(const Persisted& persisted);
+  void publish(FragmentId fragment, std::uint64_t round, Clock clock);
+  void queue_image(Session& session, FragmentId fragment);
+  void pump(Session& session);
+  void note_delivery(Session& session, std::uint64_t received);
+  MergedTable merged_table(FragmentId fragment) const;
+
+  std::string status_json() const;
+  std::string waiting_text() const;
+
+  SyncerCoreOptions options;
+  const Settings& settings;
+  TimePoint now = 0.0;
+  TimePoint started = -1.0;
+  std::vector<SyncerAction> actions;
+
+  std::uint64_t epoch = 0;
+  std::optional<Layout> layout;
+  Plan plan;
+  std::vector<FragmentSlot> slots;
+  std::map<SessionId, Session> sessions;
+  std::unordered_map<PeerId, SessionId> peer_session;
+  std::map<Incarnation, Account> accounts;
+  std::map<PeerId, PendingHello> pending_hellos;
+  std::map<std::uint64_t, Round> rounds;
+  std::unordered_map<JobId, JobInfo> jobs;
+  JobId next_job = 1;
+  std::uint64_t next_round = 1;
+  std::uint64_t rounds_merged = 0;
+  std::optional<TimePoint> elect_at;        // wait for more holders until then
+  Ema xi_quorum{0.3}, xi_sync{0.3}, round_s{0.3}, due_gap{0.2};
+  std::map<FragmentId, TimePoint> undelivered;  // published, not yet at any learner: closed_at
+  std::optional<TimePoint> shutdown_at;
+  bool stopped = false;
+  TimePoint last_waiting_log = -1e9;
+  bool same_data_warned = false;
+  std::vector<SessionId> dead;              // ended during this handle(); erased at its end
+};
+
+}  // namespace diloco

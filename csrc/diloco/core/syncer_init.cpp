@@ -1,0 +1,136 @@
+// Where the first weights come from: the learners' anchors. A fresh run takes them from its first learner; a syncer
+// that lost its state takes each fragment from whoever adopted the newest version of it.
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "diloco/core/syncer_impl.h"
+#include "diloco/core/syncer_record.h"
+
+namespace diloco {
+
+// A learner that reports versions of an earlier epoch: the state was lost, so give the others a moment to report
+// theirs before electing; one that is newer than what a fragment was recovered from replaces it as long as no outer
+// step has been made on it here.
+void SyncerCore::Impl::maybe_recover(Session& session) {
+  bool has_versions = false;
+  for (FragmentId p = 0; p < slots.size(); ++p) {
+    const Version reported = session.adopted[p];
+    if (reported.none() || reported.epoch == epoch) continue;
+    has_versions = true;
+    FragmentSlot& slot = slots[p];
+    if (!slot.state || reported <= slot.origin) continue;
+    if (slot.merged_here || slot.open_round != 0) {
+      log(LogLevel::kWarning,
+          fmt::format("fragment {}: learner '{}' holds the later version {}, but this syncer has already gone on from "
+                      "{}; that progress is lost", p, session.account->learner, to_string(reported),
+                      to_string(slot.origin)));
+      continue;
+    }
+    if (slot.init_from == 0) {
+      slot.state = nullptr;  // elect again; this learner now has the newest
+    }
+  }
+  bool missing = false;
+  for (const auto& slot : slots) missing = missing || (!slot.state && slot.init_from == 0);
+  if (has_versions && missing && !elect_at) {
+    elect_at = now + settings.heartbeat_interval_s;
+  }
+}
+
+void SyncerCore::Impl::elect_anchors() {
+  if (elect_at && now < *elect_at) return;
+  elect_at.reset();
+  for (FragmentId p = 0; p < slots.size(); ++p) {
+    FragmentSlot& slot = slots[p];
+    if (slot.state || slot.init_from != 0 || slot.init_job != 0) continue;
+    // What this syncer gave out in its own epoch is the origin again, not something newer.
+    const auto holds = [&](const Session& session) {
+      return session.adopted[p].epoch == epoch ? slot.origin : session.adopted[p];
+    };
+    Session* best = nullptr;
+    for (auto& [id, session] : sessions) {
+      if (session.control == 0 || session.bulk == 0) continue;
+      if (!best || holds(session) > holds(*best)) best = &session;
+    }
+    if (!best) continue;
+    slot.init_from = best->id;
+    Pull pull;
+    pull.kind = PayloadKind::kAnchor;
+    pull.fragment = p;
+    send(best->control, MessageType::kPull, best, encode(pull), p, best->uplink_credit.grant_now());
+  }
+}
+
+void SyncerCore::Impl::on_anchor(Session& session, const Begin& begin, BufferPtr bytes) {
+  FragmentSlot& slot = slots[begin.fragment];
+  if (slot.init_from != session.id || slot.init_job != 0) return;  // elected somebody else meanwhile
+  slot.init_begin = begin;
+  slot.init_learner = session.account->learner;
+  slot.init_job = next_job++;
+  jobs[slot.init_job] = {JobInfo::Kind::kInit, begin.fragment, 0, {}};
+  InitJob job;
+  job.in = slot.anchor;
+  job.out = slot.image_layout;
+  job.outer = {settings.outer_optimizer, static_cast<float>(settings.outer_lr),
+               static_cast<float>(settings.outer_momentum)};
+  job.payload = std::move(bytes);
+  job.version = {epoch, begin.base.n};
+  job.chunk_bytes = settings.chunk_bytes;
+  actions.push_back(RunInit{slot.init_job, std::move(job)});
+}
+
+void SyncerCore::Impl::on_init_done(const InitDone& done) {
+  const auto it = jobs.find(done.job);
+  if (it == jobs.end()) return;
+  const FragmentId p = it->second.fragment;
+  jobs.erase(it);
+  FragmentSlot& slot = slots[p];
+  const SessionId from = std::exchange(slot.init_from, 0);
+  slot.init_job = 0;
+  const Begin begin = *std::exchange(slot.init_begin, std::nullopt);
+  if (!done.result.finite) {
+    log(LogLevel::kError, fmt::format("fragment {}: the weights of learner '{}' are not finite; it is ejected", p,
+                                      slot.init_learner));
+    if (const auto at = sessions.find(from); at != sessions.end() && at->second.control != 0) {
+      Account& account = *at->second.account;
+      account.tombstoned = true;
+      account.tombstone = "its initial weights are not finite (NaN or Inf)";
+      send(at->second.control, MessageType::kReject, &at->second, encode(Reject{"ejected", account.tombstone}));
+      end_session(from, account.tombstone, true);
+    }
+    return elect_anchors();
+  }
+  auto state = std::make_shared<FragmentState>(*done.result.state);
+  state->version.epoch = epoch;
+  slot.state = std::move(state);
+  slot.image = done.result.image;
+  slot.origin = begin.base;
+  slot.clock = begin.clock;
+  slot.due = std::max(slot.due, begin.clock > 0 ? next_due_clock(p, begin.clock) : Clock{0});
+  for (const auto& [incarnation, to] : begin.merged) {
+    // The bytes contain these intervals; nothing before `to` may be merged again, nothing after it has been.
+    Account& account = accounts[incarnation];
+    account.incarnation = incarnation;
+    account.merged_to.resize(plan.size(), 0);
+    account.merged_in.resize(plan.size());
+    account.mailbox.resize(plan.size());
+    account.merged_to[p] = to;
+  }
+  const bool recovered = !begin.base.none();
+  if (recovered) {
+    record(nlohmann::json{{"event", "recover"}, {"fragment", p}, {"from_version", to_json(begin.base)},
+                          {"version", to_json(slot.state->version)}, {"from", slot.init_learner}});
+  }
+  record(nlohmann::json{{"event", "init"}, {"fragment", p}, {"version", to_json(slot.state->version)},
+                        {"from", recovered ? "recovered" : slot.init_learner}});
+  publish(p, 0, slot.clock);
+  for (auto& [id, session] : sessions) {
+    if (session.control != 0) maybe_recover(session);  // somebody newer may have come meanwhile
+  }
+  bool all = true;
+  for (const auto& other : slots) all = all && other.state;
+  if (all) log(LogLevel::kInfo, recovered ? "the global weights are recovered from the learners' anchors"
+                                          : "the global weights are initialised from learner '" + slot.init_learner + "'");
+}
+
+}  // namespace diloco

@@ -1,0 +1,97 @@
+// Persist before publish, then the new version to everybody: newest wins, nobody waits for a slow reader.
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "diloco/core/syncer_impl.h"
+#include "diloco/core/syncer_record.h"
+
+namespace diloco {
+
+void SyncerCore::Impl::on_persisted(const Persisted& persisted) {
+  const FragmentId p = persisted.fragment;
+  FragmentSlot& slot = slots.at(p);
+  const auto it = rounds.find(slot.open_round);
+  if (it == rounds.end() || it->second.phase != RoundPhase::kPersisting) return;
+  Round& round = it->second;
+  slot.state = round.result.next;
+  slot.image = round.result.image;
+  slot.merged_here = true;
+  slot.open_round = 0;
+  slot.round = round.id;
+  slot.clock = round.clock;
+  ++rounds_merged;
+  round_s.add(now - round.opened);
+  undelivered[p] = round.closed_at;
+  record(nlohmann::json{{"event", "published"}, {"round", round.id}, {"fragment", p},
+                        {"version", to_json(slot.state->version)}});
+  const std::uint64_t id = round.id;
+  const Clock clock = round.clock;
+  rounds.erase(it);
+  publish(p, id, clock);
+}
+
+MergedTable SyncerCore::Impl::merged_table(FragmentId p) const {
+  MergedTable table;
+  for (const auto& [incarnation, account] : accounts) {
+    if (account.merged_to[p] > 0) table.emplace_back(incarnation, account.merged_to[p]);
+  }
+  return table;
+}
+
+void SyncerCore::Impl::publish(FragmentId p, std::uint64_t round, Clock clock) {
+  FragmentSlot& slot = slots[p];
+  Begin begin;
+  begin.kind = PayloadKind::kImage;
+  begin.fragment = p;
+  begin.round = round;
+  begin.base = slot.state->version;
+  begin.clock = clock;
+  begin.merged = merged_table(p);
+  slot.begin = std::make_shared<const std::string>(encode(begin));
+  for (auto& [id, session] : sessions) {
+    if (session.control == 0 || session.bulk == 0) continue;
+    queue_image(session, p);
+    pump(session);
+  }
+}
+
+void SyncerCore::Impl::queue_image(Session& session, FragmentId p) {
+  const FragmentSlot& slot = slots[p];
+  if (session.adopted[p] >= slot.state->version) return;
+  Transfer transfer;
+  transfer.fragment = p;
+  transfer.kind = PayloadKind::kImage;
+  transfer.version = slot.state->version;
+  transfer.begin = slot.begin;
+  transfer.image = slot.image;
+  transfer.total = slot.image_layout.bytes;
+  transfer.tag = p;
+  session.downlink.push(std::move(transfer));
+}
+
+void SyncerCore::Impl::pump(Session& session) {
+  if (session.control == 0 || session.bulk == 0) return;
+  Header header;
+  header.session = session.id;
+  header.epoch = epoch;
+  header.incarnation = session.account->incarnation;
+  auto batch = session.downlink.take(header, settings.chunk_bytes);
+  for (auto& frame : batch.frames) actions.push_back(SendTo{session.bulk, std::move(frame)});
+  for (const auto tag : batch.finished) {
+    session.delivered_at_byte[static_cast<FragmentId>(tag)] = session.downlink.bytes_sent();
+  }
+}
+
+// CREDIT tells how far the receiver has read: the first learner that has a version ends xi_sync.
+void SyncerCore::Impl::note_delivery(Session& session, std::uint64_t received) {
+  std::erase_if(session.delivered_at_byte, [&](const auto& entry) {
+    if (received < entry.second) return false;
+    if (const auto at = undelivered.find(entry.first); at != undelivered.end()) {
+      xi_sync.add(now - at->second);
+      undelivered.erase(at);
+    }
+    return true;
+  });
+}
+
+}  // namespace diloco

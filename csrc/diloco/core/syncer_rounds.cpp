@@ -1,0 +1,238 @@
+// The life of a round: due, open, quorum and grace, close, merge.
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "diloco/core/syncer_impl.h"
+#include "diloco/core/syncer_record.h"
+
+namespace diloco {
+
+Clock SyncerCore::Impl::first_due_clock(FragmentId p) const {
+  return settings.mode == Mode::kLockstep ? lockstep_next_staging(p, 1, settings, plan.size())
+                                          : first_due(p, settings.sync_every, plan.size());
+}
+
+Clock SyncerCore::Impl::next_due_clock(FragmentId p, Clock opened_at) const {
+  return settings.mode == Mode::kLockstep ? lockstep_next_staging(p, opened_at + 1, settings, plan.size())
+                                          : next_due(p, opened_at, settings.sync_every, plan.size());
+}
+
+std::vector<LearnerPace> SyncerCore::Impl::pace() const {
+  std::vector<LearnerPace> pace;
+  for (const auto& [id, session] : sessions) {
+    // A learner that has not made a step here yet (waiting for the weights, or compiling) sets no pace.
+    if (session.control == 0 || session.steps == 0) continue;
+    if (settings.mode == Mode::kDecoupled && stalled(session)) continue;
+    pace.push_back({session.clock, session.step_s.value_or(0.0)});
+  }
+  return pace;
+}
+
+std::optional<Clock> SyncerCore::Impl::clock_now() const { return quorum_clock(pace(), settings.min_quorum); }
+Seconds SyncerCore::Impl::xi_step() const { return quorum_step_s(pace(), settings.min_quorum); }
+
+void SyncerCore::Impl::open_rounds() {
+  if (shutdown_at || !layout) return;
+  const auto clock = clock_now();
+  const Seconds step = xi_step();
+  const std::uint32_t limit = inflight_limit(settings, plan.size(), round_s.value_or(0.0), step);
+  while (true) {
+    FragmentSlot* earliest = nullptr;
+    FragmentId p = 0;
+    for (FragmentId i = 0; i < slots.size(); ++i) {
+      FragmentSlot& slot = slots[i];
+      if (!slot.state || slot.open_round != 0) continue;
+      const bool due = clock && slot.due <= *clock;
+      if (!due) {
+        slot.due_since = 0.0;
+        continue;
+      }
+      if (slot.due_since == 0.0) slot.due_since = now;
+      if (!earliest || slot.due < earliest->due) earliest = &slot, p = i;
+    }
+    if (!earliest || rounds.size() >= limit) return;
+    // Memory for K payloads first: several half-filled rounds could wait for each other for ever.
+    const std::uint64_t needed = settings.min_quorum * earliest->contribution.bytes;
+    if (payload_bytes_held() + needed > options.payload_memory_bytes) {
+      const bool nothing_open = rounds.empty();
+      if (nothing_open) {
+        // Late contributions fill the memory and no round would free it: merge without asking for more.
+        bool held = false;
+        for (const auto& [incarnation, account] : accounts) held = held || account.mailbox[p].has_value();
+        if (!held) return;
+      } else {
+        return;
+      }
+    }
+    Round& round = rounds[next_round];
+    round.id = next_round++;
+    round.fragment = p;
+    round.clock = settings.mode == Mode::kLockstep ? earliest->due : *clock;
+    round.opened = now;
+    round.quorum = settings.min_quorum;
+    earliest->open_round = round.id;
+    if (earliest->opened_at > 0) due_gap.add(static_cast<double>(round.clock - earliest->opened_at));
+    earliest->opened_at = round.clock;
+    earliest->due_since = 0.0;
+    earliest->due = next_due_clock(p, round.clock);
+    pull_contributors();
+    nlohmann::json pulled(round.pulled);
+    record(nlohmann::json{{"event", "open"}, {"round", round.id}, {"fragment", p}, {"clock", round.clock},
+                          {"quorum", round.quorum}, {"pulled", pulled}});
+  }
+}
+
+std::size_t SyncerCore::Impl::complete_in(FragmentId p) const {
+  std::size_t complete = 0;
+  for (const auto& [incarnation, account] : accounts) complete += account.mailbox[p] && !account.tombstoned;
+  return complete;
+}
+
+RoundView SyncerCore::Impl::view_of(const Round& round) const {
+  RoundView view;
+  view.quorum = round.quorum;
+  view.complete = complete_in(round.fragment);
+  view.deadline = round.deadline;
+  view.capped = round.capped;
+  for (const auto& [id, session] : sessions) {
+    if (session.control == 0) continue;
+    const bool lockstep = settings.mode == Mode::kLockstep;
+    if (round.waiting.contains(id) && (lockstep || !stalled(session))) ++view.waited_for;
+    // In lockstep a learner that has not reached the clock yet is waited for too.
+    if (lockstep && !round.pulled.contains(session.account->learner) && session.steps > 0) ++view.waited_for;
+  }
+  return view;
+}
+
+void SyncerCore::Impl::check_rounds() {
+  std::vector<std::uint64_t> numbers;
+  for (const auto& [number, round] : rounds) numbers.push_back(number);
+  for (const auto number : numbers) {
+    const auto it = rounds.find(number);
+    if (it == rounds.end() || it->second.phase != RoundPhase::kCollecting) continue;
+    Round& round = it->second;
+    if (!round.quorum_at && complete_in(round.fragment) >= round.quorum) {
+      round.quorum_at = now;
+      xi_quorum.add(now - round.opened);
+      const GraceWindow window =
+          grace_window(settings, xi_step(), xi_quorum.value_or(0.0), xi_sync.value_or(0.0));
+      round.deadline = now + window.seconds;
+      round.capped = window.capped;
+    }
+    const Decision decision = decide(view_of(round), settings, now);
+    if (decision.action == RoundAction::kClose) close_round(round, decision.reason);
+  }
+}
+
+void SyncerCore::Impl::close_round(Round& round, const std::string& reason) {
+  const FragmentId p = round.fragment;
+  FragmentSlot& slot = slots[p];
+  round.phase = RoundPhase::kMerging;
+  round.closed_at = now;
+  round.reason = reason;
+  for (auto& [incarnation, account] : accounts) {
+    if (!account.mailbox[p] || account.tombstoned) continue;
+    round.members.push_back(std::move(*account.mailbox[p]));
+    account.mailbox[p].reset();
+  }
+  std::sort(round.members.begin(), round.members.end(), [](const Contribution& a, const Contribution& b) {
+    return std::tie(a.learner, a.incarnation) < std::tie(b.learner, b.incarnation);
+  });
+
+  MergeJob job;
+  job.in = slot.contribution;
+  job.out = slot.image_layout;
+  job.use_rda = slot.use_rda;
+  job.outer = {settings.outer_optimizer, static_cast<float>(settings.outer_lr),
+               static_cast<float>(settings.outer_momentum)};
+  job.previous = slot.state;
+  job.next_version = {epoch, slot.state->version.n + 1};
+  job.chunk_bytes = settings.chunk_bytes;
+  double sum = 0.0;
+  round.weights.clear();
+  for (const auto& member : round.members) {
+    const std::uint64_t behind =
+        member.begin.base.epoch == slot.state->version.epoch ? slot.state->version.n - member.begin.base.n : 0;
+    const double weight = contribution_weight(settings.weights, member.begin.to - member.begin.from,
+                                              member.begin.c_steps, settings.staleness_discount, behind);
+    job.members.push_back({member.learner, member.payload, weight, member.norms});
+    round.weights.push_back(weight);
+    sum += weight;
+    accounts.at(member.incarnation).merged_in[p] = job.next_version;  // not pulled again before it has adopted this
+  }
+  for (auto& weight : round.weights) weight = sum > 0.0 ? weight / sum : 0.0;
+  for (std::size_t i = 1; i < round.members.size() && !same_data_warned; ++i) {
+    double norm = 0.0;
+    for (const double value : round.members[i].norms) norm += value;
+    if (norm > 0.0 && round.members[i].norms == round.members[i - 1].norms) {
+      same_data_warned = true;
+      log(LogLevel::kWarning, fmt::format("learners '{}' and '{}' sent equal contributions: do they train on the same "
+                                          "data in the same order?", round.members[i - 1].learner,
+                                          round.members[i].learner));
+    }
+  }
+  const JobId id = next_job++;
+  jobs[id] = {JobInfo::Kind::kMerge, p, round.id, {}};
+  actions.push_back(RunMerge{id, std::move(job)});
+}
+
+void SyncerCore::Impl::on_merge_done(const MergeDone& done) {
+  const auto it = jobs.find(done.job);
+  if (it == jobs.end()) return;
+  const JobInfo info = it->second;
+  jobs.erase(it);
+  Round& round = rounds.at(info.round);
+  const FragmentId p = round.fragment;
+  if (!done.result.ok) {
+    // The next state would not be finite: nothing was replaced. Drop the largest and collect again.
+    const Contribution worst = round.members.at(done.result.largest_member);
+    for (auto& member : round.members) {
+      Account& account = accounts.at(member.incarnation);
+      account.merged_in[p] = {};
+      auto& held = account.mailbox[p];
+      if (member.incarnation != worst.incarnation && !held) held = std::move(member);
+    }
+    round.members.clear();
+    round.weights.clear();
+    round.phase = RoundPhase::kCollecting;
+    round.quorum_at.reset();
+    round.deadline.reset();
+    round.pulled.clear();
+    refuse(worst.learner, worst.incarnation, worst.begin, DiscardReason::kNonfinite, true,
+           "merging it would make the global weights infinite");
+    return;
+  }
+  round.result = done.result;
+  round.phase = RoundPhase::kPersisting;
+  if (round.result.next->version.epoch != epoch) {
+    auto renamed = std::make_shared<FragmentState>(*round.result.next);
+    renamed->version.epoch = epoch;
+    round.result.next = std::move(renamed);
+  }
+  nlohmann::json members = nlohmann::json::array();
+  for (std::size_t i = 0; i < round.members.size(); ++i) {
+    const Contribution& member = round.members[i];
+    Account& account = accounts.at(member.incarnation);
+    account.merged_to[p] = member.begin.to;
+    account.merged_in[p] = round.result.next->version;
+    account.merged_tokens += member.begin.to - member.begin.from;
+    auto& held = account.mailbox[p];
+    if (held && held->begin.from < account.merged_to[p]) {
+      refuse(held->learner, held->incarnation, held->begin, DiscardReason::kStale, false, "part of it has just been merged");
+      held.reset();
+    }
+    members.push_back({{"learner", member.learner}, {"incarnation", hex(member.incarnation)},
+                       {"from", member.begin.from}, {"to", member.begin.to}, {"steps", member.begin.c_steps},
+                       {"clock", member.begin.clock}, {"weight", round.weights[i]}});
+  }
+  record(nlohmann::json{{"event", "merge"}, {"round", round.id}, {"fragment", p}, {"clock", round.clock},
+                        {"version", to_json(round.result.next->version)}, {"members", members},
+                        {"reason", round.reason}, {"quorum_s", *round.quorum_at - round.opened},
+                        {"wait_s", round.closed_at - *round.quorum_at}, {"merge_s", now - round.closed_at},
+                        {"delta_norm", round.result.delta_norm}});
+  actions.push_back(Persist{p, round.result.next});
+}
+
+}  // namespace diloco

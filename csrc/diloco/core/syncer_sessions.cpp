@@ -1,0 +1,304 @@
+// HELLO to goodbye: who may join, under which name, and when a connection's life is over.
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "diloco/core/syncer_impl.h"
+#include "diloco/core/syncer_record.h"
+
+namespace diloco {
+
+constexpr Seconds kProbeS = 2.0;  // how long the holder of a learner id may take to show it is alive
+
+Session* SyncerCore::Impl::session_of(PeerId peer) {
+  const auto at = peer_session.find(peer);
+  if (at == peer_session.end()) return nullptr;
+  const auto it = sessions.find(at->second);
+  return it == sessions.end() || it->second.control == 0 ? nullptr : &it->second;
+}
+
+void SyncerCore::Impl::reject(PeerId peer, const std::string& code, const std::string& text) {
+  send(peer, MessageType::kReject, nullptr, encode(Reject{code, text}));
+  actions.push_back(CutPeer{peer, "rejected: " + text});
+  log(LogLevel::kWarning, "refused a peer (" + code + "): " + text);
+  record(nlohmann::json{{"event", "reject"}, {"code", code}, {"text", text}});
+}
+
+void SyncerCore::Impl::violation(Session& session, const std::string& text) {
+  const std::string learner = session.account->learner;
+  reject(session.control, "malformed", fmt::format("protocol violation by '{}': {}", learner, text));
+  end_session(session.id, "protocol violation: " + text, true);
+}
+
+std::string SyncerCore::Impl::settings_difference(const std::map<std::string, std::string>& wanted) const {
+  for (const auto& [name, value] : wanted) {
+    try {
+      Settings copy = settings;
+      copy.set(name, value);
+      if (copy.get(name) != settings.get(name)) {
+        return fmt::format("setting '{}': this learner asks for {}, the run has {}; settings live on the syncer, so "
+                           "change it there or leave it out here", name, copy.get(name), settings.get(name));
+      }
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+  }
+  return {};
+}
+
+void SyncerCore::Impl::on_hello(PeerId peer, const Header& header, Bytes payload) {
+  if (header.protocol != kProtocolVersion) {
+    return reject(peer, "protocol",
+                  fmt::format("this syncer speaks protocol {}, the learner speaks {}; install the same diloco version "
+                              "on both sides", kProtocolVersion, header.protocol));
+  }
+  std::string why;
+  const auto hello = decode_hello(payload, &why);
+  if (!hello) return reject(peer, "malformed", "HELLO: " + why);
+  if (hello->role != Role::kLearner) {
+    return reject(peer, "role", "only the role 'learner' is spoken; 'operator' and 'monitor' are reserved");
+  }
+  if (header.incarnation == 0) return reject(peer, "malformed", "HELLO: the incarnation is 0");
+  if (!settings.run_id.empty() && hello->run_id != settings.run_id) {
+    return reject(peer, "run_id",
+                  fmt::format("the run here is '{}', learner '{}' belongs to run '{}'; check run_id and the address",
+                              settings.run_id, hello->learner_id, hello->run_id));
+  }
+  if (const auto text = settings_difference(hello->settings); !text.empty()) return reject(peer, "settings", text);
+
+  if (const auto it = accounts.find(header.incarnation); it != accounts.end()) {
+    if (!it->second.learner.empty() && it->second.learner != hello->learner_id) {
+      return reject(peer, "learner_id", fmt::format("incarnation {} belongs to learner '{}', not '{}'",
+                                                    hex(header.incarnation), it->second.learner, hello->learner_id));
+    }
+    if (it->second.tombstoned) return reject(peer, "superseded", it->second.tombstone);
+  }
+  if (session_of(peer)) {
+    end_session(session_of(peer)->id, "said HELLO again", false);
+  }
+  for (auto& [id, session] : sessions) {
+    if (session.control == 0 || session.account->learner != hello->learner_id) continue;
+    if (session.account->incarnation == header.incarnation) {
+      end_session(id, "reconnected", true);
+      break;
+    }
+    for (const auto& [other, pending] : pending_hellos) {
+      if (pending.probed == id) {
+        return reject(peer, "duplicate_id", fmt::format("another newcomer named '{}' is being checked; give every "
+                                                        "learner its own learner_id", hello->learner_id));
+      }
+    }
+    pending_hellos[peer] = {peer, header, *hello, id, now + kProbeS};
+    send(session.control, MessageType::kHeartbeat, &session, encode(Heartbeat{true, {}, 0}));
+    return;
+  }
+  admit(peer, header, *hello);
+}
+
+void SyncerCore::Impl::resolve_pending(SessionId probed, bool alive) {
+  std::vector<PendingHello> ready;
+  for (const auto& [peer, pending] : pending_hellos) {
+    if (pending.probed == probed) ready.push_back(pending);
+  }
+  for (const auto& pending : ready) {
+    pending_hellos.erase(pending.peer);
+    const auto it = sessions.find(probed);
+    const bool there = it != sessions.end() && it->second.control != 0;
+    if (alive && there) {
+      const Account& holder = *it->second.account;
+      reject(pending.peer, "duplicate_id",
+             fmt::format("learner_id '{}' is taken by a live learner (host {}, pid {}); give every learner its own",
+                         holder.learner, holder.host, holder.pid));
+      continue;
+    }
+    if (there) {
+      Account& account = *it->second.account;
+      account.tombstoned = true;
+      account.tombstone = fmt::format("learner '{}' was silent and has been replaced by a newcomer (host {}, pid {})",
+                                      account.learner, pending.hello.host, pending.hello.pid);
+      send(it->second.control, MessageType::kReject, &it->second, encode(Reject{"superseded", account.tombstone}));
+      end_session(probed, "superseded", true);
+    }
+    admit(pending.peer, pending.header, pending.hello);
+  }
+}
+
+void SyncerCore::Impl::set_layout(const Layout& given) {
+  layout = given;
+  plan = make_plan(*layout, settings.fragmenter, settings.num_fragments);
+  slots.assign(plan.size(), {});
+  nlohmann::json fragments = nlohmann::json::array();
+  for (FragmentId p = 0; p < plan.size(); ++p) {
+    FragmentSlot& slot = slots[p];
+    slot.contribution = payload_layout(*layout, plan, p, PayloadKind::kContribution, settings);
+    slot.anchor = payload_layout(*layout, plan, p, PayloadKind::kAnchor, settings);
+    slot.image_layout = payload_layout(*layout, plan, p, PayloadKind::kImage, settings);
+    slot.use_rda = rda_segments(*layout, slot.contribution, settings);
+    slot.due = first_due_clock(p);
+    nlohmann::json names = nlohmann::json::array();
+    for (const auto tensor : plan.fragments[p].tensors) names.push_back(layout->tensors[tensor].name);
+    fragments.push_back({{"tensors", names}, {"numel", plan.fragments[p].numel}, {"shard", plan.fragments[p].shard}});
+  }
+  record(nlohmann::json{{"event", "plan"}, {"fragments", fragments}});
+  log(LogLevel::kInfo, fmt::format("layout: {} tensors, {} elements in {} fragments", layout->tensors.size(),
+                                   layout->numel(), plan.size()));
+}
+
+void SyncerCore::Impl::bump_epoch(std::uint64_t at_least) {
+  const bool first = epoch == 0;
+  epoch = std::max(epoch + 1, at_least);
+  record(nlohmann::json{{"event", "epoch"}, {"epoch", epoch}});
+  if (first) return;
+  log(LogLevel::kWarning, fmt::format("a learner has seen a later epoch; this syncer goes on as epoch {}", epoch));
+  for (FragmentId p = 0; p < slots.size(); ++p) {
+    if (!slots[p].state) continue;
+    auto renamed = std::make_shared<FragmentState>(*slots[p].state);
+    renamed->version.epoch = epoch;
+    slots[p].state = std::move(renamed);
+    publish(p, slots[p].round, slots[p].clock);
+  }
+}
+
+void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hello) {
+  std::size_t live = 0;
+  for (const auto& [id, session] : sessions) live += session.control != 0;
+  if (live >= settings.max_learners) {
+    return reject(peer, "full", fmt::format("max_learners = {} learners are here already", settings.max_learners));
+  }
+  if (!layout) {
+    try {
+      check_layout(hello.layout);
+      set_layout(hello.layout);
+    } catch (const std::exception& error) {
+      layout.reset();
+      return reject(peer, "layout", error.what());
+    }
+  } else if (const auto difference = first_difference(hello.layout, *layout); !difference.empty()) {
+    return reject(peer, "layout", difference + "; every learner of a run trains the same model");
+  }
+  // Another life of the syncer may have used our epoch: a learner we do not know that has seen one is the sign.
+  const auto remembered = accounts.find(header.incarnation);
+  const bool known = remembered != accounts.end() && !remembered->second.learner.empty();
+  if (epoch == 0 || hello.highest_epoch > epoch || (hello.highest_epoch == epoch && !known)) {
+    bump_epoch(hello.highest_epoch + 1);
+  }
+
+  Account& account = accounts[header.incarnation];
+  account.learner = hello.learner_id;
+  account.incarnation = header.incarnation;
+  account.host = hello.host;
+  account.pid = hello.pid;
+  account.last_contact = now;
+  account.tokens = std::max(account.tokens, hello.tokens);
+  account.steps = std::max(account.steps, hello.steps);
+  account.merged_to.resize(plan.size(), 0);
+  account.merged_in.resize(plan.size());
+  account.mailbox.resize(plan.size());
+
+  SessionId id = 0;
+  while (id == 0 || sessions.contains(id)) id = options.random();
+  Session& session = sessions[id];
+  session.id = id;
+  session.control = peer;
+  session.lane_token = options.random();
+  session.account = &account;
+  session.liveness.start(now, settings.heartbeat_interval_s, settings.heartbeat_timeout_s);
+  session.clock = hello.clock;
+  session.steps = hello.steps;
+  session.tokens = hello.tokens;
+  session.last_step = now;
+  session.adopted = hello.adopted.size() == plan.size() ? hello.adopted : std::vector<Version>(plan.size());
+  account.adopted = session.adopted;
+  session.pulled.resize(plan.size());
+  session.anchor_pulled.resize(plan.size(), false);
+  session.uplink_credit.reset(settings.credit_window_bytes, settings.credit_window_bytes);
+  session.downlink.reset(hello.downlink_credit);
+  peer_session[peer] = id;
+
+  if (hello.merged_to.size() == plan.size()) {
+    // From an earlier life of the syncer; what the recovered weights contain comes with the anchors, but a
+    // contribution from before what the learner knows to be merged is a repetition in any case.
+    for (FragmentId p = 0; p < plan.size(); ++p) {
+      account.merged_to[p] = std::max(account.merged_to[p], hello.merged_to[p]);
+    }
+  }
+
+  Welcome welcome;
+  welcome.lane_token = session.lane_token;
+  welcome.layout = *layout;
+  welcome.plan = plan;
+  welcome.settings = settings.to_map();
+  for (const auto& slot : slots) welcome.versions.push_back(slot.state ? slot.state->version : Version{});
+  welcome.merged_to = account.merged_to;
+  send(peer, MessageType::kWelcome, &session, encode(welcome));
+  record(nlohmann::json{{"event", "join"}, {"learner", account.learner}, {"incarnation", hex(account.incarnation)},
+                        {"host", account.host}, {"pid", account.pid}, {"epoch", epoch}});
+  log(LogLevel::kInfo, fmt::format("learner '{}' joined ({}, pid {})", account.learner, account.host, account.pid));
+  maybe_recover(session);
+}
+
+void SyncerCore::Impl::end_session(SessionId id, const std::string& why, bool cut) {
+  const auto it = sessions.find(id);
+  if (it == sessions.end() || it->second.control == 0) return;
+  Session& session = it->second;
+  for (const PeerId peer : {session.control, session.bulk}) {
+    if (peer == 0) continue;
+    peer_session.erase(peer);
+    if (cut) actions.push_back(CutPeer{peer, why});
+  }
+  session.control = session.bulk = 0;
+  dead.push_back(id);
+  for (auto& [number, round] : rounds) {
+    // What was not delivered is gone with the connection; if the learner returns in time it is asked again.
+    if (round.waiting.erase(id) > 0) round.pulled.erase(session.account->learner);
+  }
+  for (FragmentId p = 0; p < slots.size(); ++p) {
+    if (slots[p].init_from == id && slots[p].init_job == 0) slots[p].init_from = 0;
+  }
+  record(nlohmann::json{{"event", "leave"}, {"learner", session.account->learner},
+                        {"incarnation", hex(session.account->incarnation)}, {"why", why}});
+  log(LogLevel::kInfo, fmt::format("learner '{}' left: {}", session.account->learner, why));
+  resolve_pending(id, false);
+  elect_anchors();
+}
+
+void SyncerCore::Impl::on_peer_gone(PeerId peer, const std::string& why) {
+  pending_hellos.erase(peer);
+  if (Session* session = session_of(peer)) end_session(session->id, "connection lost: " + why, true);
+}
+
+void SyncerCore::Impl::on_heartbeat(Session& session, const Heartbeat& heartbeat) {
+  session.account->discarded = heartbeat.discarded;
+  if (heartbeat.probe) send(session.control, MessageType::kHeartbeat, &session, encode(Heartbeat{}));
+}
+
+void SyncerCore::Impl::on_step(Session& session, const Step& step) {
+  if (step.steps > session.steps) {
+    const auto made = static_cast<double>(step.steps - session.steps);
+    const Seconds took = now - session.last_step;
+    if (session.steps > 0 && took > 0.0) {
+      session.step_s.add(took / made);
+      if (step.tokens >= session.tokens) {
+        session.tokens_per_s.add(static_cast<double>(step.tokens - session.tokens) / took);
+      }
+    }
+    session.last_step = now;
+  }
+  session.steps = std::max(session.steps, step.steps);
+  session.tokens = std::max(session.tokens, step.tokens);
+  session.clock = std::max(session.clock, step.clock);
+  Account& account = *session.account;
+  account.steps = session.steps;
+  account.tokens = session.tokens;
+  account.clock = session.clock;
+  for (const auto& [fragment, version] : step.adopted) {
+    if (fragment >= slots.size()) return violation(session, fmt::format("STEP adopts fragment {}", fragment));
+    session.adopted[fragment] = std::max(session.adopted[fragment], version);
+  }
+  account.adopted = session.adopted;
+}
+
+bool SyncerCore::Impl::stalled(const Session& session) const {
+  return now >= session.last_step + stall_after_s(session.step_s.value_or(0.0));
+}
+
+}  // namespace diloco

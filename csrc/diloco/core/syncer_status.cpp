@@ -1,0 +1,130 @@
+// What `diloco status` shows. docs/operations.md explains every key.
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "diloco/core/syncer_impl.h"
+#include "diloco/core/syncer_record.h"
+
+namespace diloco {
+
+namespace {
+
+template <class Versions>
+nlohmann::json versions_json(const Versions& versions) {
+  nlohmann::json out = nlohmann::json::array();
+  for (const auto& version : versions) out.push_back(to_json(version));
+  return out;
+}
+
+}  // namespace
+
+std::string SyncerCore::Impl::waiting_text() const {
+  std::size_t live = 0;
+  for (const auto& [id, session] : sessions) live += session.control != 0;
+  if (!layout) return "no learner has joined yet";
+  std::size_t missing = 0;
+  for (const auto& slot : slots) missing += !slot.state;
+  if (missing > 0) return fmt::format("{} of {} fragments have no weights yet", missing, slots.size());
+  if (live < settings.min_quorum) {
+    return fmt::format("{} of {} learners are here (min_quorum); no outer step until then, learners train on locally",
+                       live, settings.min_quorum);
+  }
+  if (!clock_now()) {
+    return fmt::format("fewer than {} learners (min_quorum) have made a step lately", settings.min_quorum);
+  }
+  for (FragmentId p = 0; p < slots.size(); ++p) {
+    if (slots[p].due_since != 0.0 && now - slots[p].due_since > 1.0) {
+      return fmt::format("fragment {} is due since {:.1f} s: {} round(s) open, {} of {} payload bytes held", p,
+                         now - slots[p].due_since, rounds.size(), payload_bytes_held(), options.payload_memory_bytes);
+    }
+  }
+  return {};
+}
+
+std::string SyncerCore::Impl::status_json() const {
+  using nlohmann::json;
+  json out;
+  out["epoch"] = epoch;
+  out["mode"] = settings.get("mode");
+  out["quorum"] = settings.min_quorum;
+  out["uptime_s"] = started < 0.0 ? 0.0 : now - started;
+
+  std::map<Incarnation, const Session*> live;
+  for (const auto& [id, session] : sessions) {
+    if (session.control != 0) live[session.account->incarnation] = &session;
+  }
+  std::uint64_t processed = 0, merged = 0, in_flight = 0, discarded_total = 0;
+  std::map<std::string, std::uint64_t> discarded;
+  json learners = json::array();
+  for (const auto& [incarnation, account] : accounts) {
+    if (account.learner.empty()) continue;  // known from a merged table only
+    const auto it = live.find(incarnation);
+    const Session* session = it == live.end() ? nullptr : it->second;
+    const std::uint64_t all = account.tokens * slots.size();
+    processed += all;
+    merged += account.merged_tokens;
+    for (const auto& held : account.mailbox) in_flight += held ? held->begin.to - held->begin.from : 0;
+    for (const auto& [reason, tokens] : account.discarded) discarded[reason] += tokens, discarded_total += tokens;
+    learners.push_back(
+        {{"id", account.learner}, {"incarnation", hex(incarnation)}, {"host", account.host}, {"pid", account.pid},
+         {"state", session ? (stalled(*session) ? "stalled" : "live") : "gone"},
+         {"step", account.steps}, {"clock", account.clock}, {"tokens", account.tokens},
+         {"tokens_per_s", session ? session->tokens_per_s.value_or(0.0) : 0.0},
+         {"step_s", session ? session->step_s.value_or(0.0) : 0.0},
+         {"last_contact_s", now - account.last_contact}, {"versions", versions_json(account.adopted)},
+         {"merged_fraction", all > 0 ? static_cast<double>(account.merged_tokens) / static_cast<double>(all) : 0.0},
+         {"bad_payloads", account.bad_payloads}});
+  }
+  for (const auto& [number, round] : rounds) {
+    for (const auto& member : round.members) in_flight += member.begin.to - member.begin.from;
+  }
+  out["learners"] = learners;
+
+  json fragments = json::array();
+  for (FragmentId p = 0; p < slots.size(); ++p) {
+    fragments.push_back({{"index", p}, {"version", to_json(slots[p].state ? slots[p].state->version : Version{})},
+                         {"numel", plan.fragments[p].numel}, {"tensors", plan.fragments[p].tensors.size()},
+                         {"due", slots[p].due}, {"shard", plan.fragments[p].shard}});
+  }
+  out["fragments"] = fragments;
+
+  json open = json::array();
+  for (const auto& [number, round] : rounds) {
+    json waiting_for = json::array();
+    for (const auto& [id, session] : sessions) {
+      if (session.control != 0 && round.waiting.contains(id)) waiting_for.push_back(session.account->learner);
+    }
+    const std::size_t complete =
+        round.phase == RoundPhase::kCollecting ? complete_in(round.fragment) : round.members.size();
+    const char* phase = round.phase == RoundPhase::kMerging      ? "merging"
+                        : round.phase == RoundPhase::kPersisting ? "persisting"
+                        : complete < round.quorum                ? "waits for its quorum"
+                                                                 : "in its grace window";
+    open.push_back({{"round", round.id}, {"fragment", round.fragment}, {"clock", round.clock},
+                    {"age_s", now - round.opened}, {"complete", complete}, {"pulled", round.pulled},
+                    {"waiting_for", waiting_for},
+                    {"text", fmt::format("round {} of fragment {} {}: {} of {} contributions (min_quorum {})",
+                                         round.id, round.fragment, phase, complete, round.pulled.size(),
+                                         round.quorum)}});
+  }
+  out["rounds"] = open;
+  out["waiting"] = waiting_text();
+  // Learners report what they discarded with their heartbeats, so the last term lags by up to a heartbeat; the exact
+  // account is `diloco audit`.
+  const std::uint64_t accounted = merged + in_flight + discarded_total;
+  out["ledger"] = {{"processed", processed}, {"merged", merged}, {"in_flight", in_flight}, {"discarded", discarded},
+                   {"outstanding", processed > accounted ? processed - accounted : 0}};
+  out["rounds_merged"] = rounds_merged;
+  out["memory"] = {{"payload_bytes", payload_bytes_held()}, {"payload_limit_bytes", options.payload_memory_bytes}};
+  const Seconds step = xi_step();
+  out["timings"] = {{"step_s", step}, {"quorum_s", xi_quorum.value_or(0.0)}, {"sync_s", xi_sync.value_or(0.0)},
+                    {"round_s", round_s.value_or(0.0)}};
+  out["effective"] = {{"sync_every", due_gap.value_or(settings.sync_every)},
+                      {"overlap_steps", step > 0.0 ? round_s.value_or(0.0) / step : 0.0}};
+  out["settings"] = settings.to_map();
+  return out.dump();
+}
+
+}  // namespace diloco

@@ -1,0 +1,222 @@
+// From PULL to mailbox: whom to ask, what arrives, and whether it may count.
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "diloco/core/syncer_impl.h"
+#include "diloco/core/syncer_record.h"
+
+namespace diloco {
+
+// Everybody with work contributes, however far behind its clock is: asking for clock >= t starves every learner slower
+// than the K-th fastest for ever.
+bool SyncerCore::Impl::eligible(const Session& session, FragmentId p) const {
+  if (session.control == 0 || session.bulk == 0 || session.pulled[p]) return false;
+  const Account& account = *session.account;
+  const Version adopted = session.adopted[p];
+  if (adopted.epoch != epoch || adopted < account.merged_in[p]) return false;
+  if (account.tokens <= account.merged_to[p]) return false;
+  // Work that overwriting threw away after it was sent is not part of a newer copy: merge what lies here first.
+  const auto& held = account.mailbox[p];
+  if (held && settings.adopt != Adopt::kRebase && held->begin.base != adopted) return false;
+  return true;
+}
+
+void SyncerCore::Impl::pull_contributors() {
+  for (auto& [number, round] : rounds) {  // oldest round first: memory goes to it first
+    if (round.phase != RoundPhase::kCollecting) continue;
+    for (auto& [id, session] : sessions) {
+      if (session.control == 0) continue;
+      if (round.pulled.contains(session.account->learner) && !session.pulled[round.fragment]) continue;
+      if (session.pulled[round.fragment]) {
+        // Asked in an earlier round and not answered yet: the answer counts for this one.
+        if (round.pulled.insert(session.account->learner).second) round.waiting.insert(id);
+        continue;
+      }
+      if (eligible(session, round.fragment)) pull(session, round);
+    }
+  }
+}
+
+bool SyncerCore::Impl::pull(Session& session, Round& round) {
+  const FragmentId p = round.fragment;
+  const std::uint64_t bytes = slots[p].contribution.bytes;
+  if (payload_bytes_held() + bytes > options.payload_memory_bytes) return false;  // asked again when memory is free
+  session.reserved += bytes;
+  session.pulled[p] = round.id;
+  round.pulled.insert(session.account->learner);
+  round.waiting.insert(session.id);
+  const auto& held = session.account->mailbox[p];
+  Pull pull;
+  pull.fragment = p;
+  pull.round = round.id;
+  pull.clock = round.clock;
+  pull.merged_to = session.account->merged_to[p];
+  pull.held_to = held ? held->begin.to : 0;
+  send(session.control, MessageType::kPull, &session, encode(pull), p, session.uplink_credit.grant_now());
+  return true;
+}
+
+// Reservations of live sessions, what lies in mailboxes, what is being screened or merged.
+std::uint64_t SyncerCore::Impl::payload_bytes_held() const {
+  std::uint64_t bytes = 0;
+  for (const auto& [id, session] : sessions) {
+    if (session.control != 0) bytes += session.reserved;
+  }
+  for (const auto& [incarnation, account] : accounts) {
+    for (const auto& held : account.mailbox) bytes += held ? held->bytes() : 0;
+  }
+  for (const auto& [job, info] : jobs) bytes += info.contribution.bytes();
+  for (const auto& [number, round] : rounds) {
+    for (const auto& member : round.members) bytes += member.bytes();
+  }
+  return bytes;
+}
+
+void SyncerCore::Impl::on_begin(Session& session, const Header& header, const Begin& begin) {
+  const FragmentId p = begin.fragment;
+  if (p >= slots.size()) {
+    return violation(session, fmt::format("BEGIN for fragment {}; the plan has {}", p, slots.size()));
+  }
+  if (begin.kind == PayloadKind::kAnchor) {
+    return on_transfer(session, session.uplink.begin(header, begin, slots[p].anchor.bytes,
+                                                     slots[p].init_from == session.id));
+  }
+  if (begin.kind != PayloadKind::kContribution) return violation(session, "a learner may not send images");
+  if (!session.pulled[p]) return violation(session, fmt::format("contribution to fragment {} without a PULL", p));
+  if (begin.from >= begin.to || begin.c_steps == 0) {
+    return violation(session, fmt::format("contribution of {} steps over tokens [{}, {})", begin.c_steps, begin.from,
+                                          begin.to));
+  }
+  if (slots[p].state && begin.base > slots[p].state->version) {
+    return violation(session, fmt::format("base version {} of fragment {} is in the future; the newest is {}",
+                                          to_string(begin.base), p, to_string(slots[p].state->version)));
+  }
+  on_transfer(session, session.uplink.begin(header, begin, slots[p].contribution.bytes, true));
+}
+
+void SyncerCore::Impl::on_chunk(Session& session, const Header& header, Bytes payload) {
+  session.uplink_credit.receive(payload.size());
+  if (session.uplink_credit.overrun()) return violation(session, "sent more than its credit");
+  on_transfer(session, session.uplink.chunk(header, payload));
+  if (session.control == 0) return;
+  if (const auto total = session.uplink_credit.announce()) {
+    send(session.control, MessageType::kCredit, &session, {}, 0, *total);
+  }
+}
+
+void SyncerCore::Impl::on_transfer(Session& session, Reassembly::Outcome outcome) {
+  if (!outcome.error.empty()) return violation(session, outcome.error);
+  if (!outcome.complete) return;
+  const Begin& begin = *outcome.complete;
+  const FragmentId p = begin.fragment;
+  if (begin.kind == PayloadKind::kAnchor) return on_anchor(session, begin, std::move(outcome.bytes));
+
+  session.pulled[p].reset();
+  session.reserved -= slots[p].contribution.bytes;
+  const Account& account = *session.account;
+  const JobId job = next_job++;
+  JobInfo& info = jobs[job];
+  info.kind = JobInfo::Kind::kScreen;
+  info.fragment = p;
+  info.contribution = {account.learner, account.incarnation, begin, std::move(outcome.bytes), {}};
+  actions.push_back(RunScreen{job, slots[p].contribution, info.contribution.payload});
+}
+
+void SyncerCore::Impl::on_screen_done(const ScreenDone& done) {
+  const auto it = jobs.find(done.job);
+  if (it == jobs.end()) return;
+  Contribution contribution = std::move(it->second.contribution);
+  jobs.erase(it);
+  const FragmentId p = contribution.begin.fragment;
+  Account& account = accounts.at(contribution.incarnation);
+  for (auto& [id, session] : sessions) {
+    if (session.control == 0 || session.account != &account || session.pulled[p]) continue;
+    for (auto& [number, round] : rounds) {
+      if (round.fragment == p) round.waiting.erase(id);
+    }
+  }
+  if (!done.result.finite) {
+    return refuse(account.learner, account.incarnation, contribution.begin, DiscardReason::kNonfinite, true,
+                  "the contribution holds NaN or Inf");
+  }
+  contribution.norms = done.result.norms;
+  if (account.tombstoned) return;
+  if (contribution.begin.base.epoch != epoch) {
+    return refuse(account.learner, account.incarnation, contribution.begin, DiscardReason::kStale, false,
+                  fmt::format("its base version {} is of another epoch than {}",
+                              to_string(contribution.begin.base), epoch));
+  }
+  // What a merge under way takes with it counts as merged: it is, unless the merge fails.
+  std::uint64_t merged_to = account.merged_to[p];
+  for (const auto& [number, round] : rounds) {
+    if (round.fragment != p) continue;
+    for (const auto& member : round.members) {
+      if (member.incarnation == account.incarnation) merged_to = std::max(merged_to, member.begin.to);
+    }
+  }
+  if (contribution.begin.from < merged_to) {
+    return refuse(account.learner, account.incarnation, contribution.begin, DiscardReason::kStale, false,
+                  fmt::format("tokens before {} are merged already", merged_to));
+  }
+  auto& held = account.mailbox[p];
+  if (held && (contribution.begin.from > held->begin.from || contribution.begin.to <= held->begin.to)) {
+    return refuse(account.learner, account.incarnation, contribution.begin, DiscardReason::kStale, false,
+                  "it does not contain the contribution that is held already");
+  }
+  held = std::move(contribution);
+}
+
+void SyncerCore::Impl::refuse(const std::string& learner, Incarnation incarnation, const Begin& begin,
+                              DiscardReason reason, bool readopt, const std::string& text) {
+  Account& account = accounts.at(incarnation);
+  if (reason == DiscardReason::kNonfinite && begin.clock > account.bad_until) {
+    // What was staged before the learner heard of it is the same accident, not a further one.
+    ++account.bad_payloads;
+    account.bad_until = std::max(account.clock, begin.clock);
+  }
+  record(nlohmann::json{{"event", "refuse"}, {"learner", learner}, {"incarnation", hex(incarnation)},
+                        {"fragment", begin.fragment}, {"from", begin.from}, {"to", begin.to},
+                        {"reason", reason_name(reason)}, {"text", text}});
+  log(reason == DiscardReason::kStale ? LogLevel::kDebug : LogLevel::kWarning,
+      fmt::format("refused learner '{}' on fragment {}, tokens [{}, {}): {}", learner, begin.fragment, begin.from,
+                  begin.to, text));
+  for (auto& [id, session] : sessions) {
+    if (session.control == 0 || session.account != &account) continue;
+    Verdict verdict{begin.fragment, begin.from, begin.to, reason, readopt, text};
+    send(session.control, MessageType::kVerdict, &session, encode(verdict), begin.fragment);
+    if (account.bad_payloads >= settings.max_bad_payloads) {
+      account.tombstoned = true;
+      account.tombstone = fmt::format("learner '{}' sent {} contributions that were not finite (max_bad_payloads); "
+                                      "look at its loss, then start it again", learner, account.bad_payloads);
+      send(session.control, MessageType::kReject, &session, encode(Reject{"ejected", account.tombstone}));
+      end_session(id, "ejected: too many bad contributions", true);
+    }
+    return;
+  }
+}
+
+// Armed fragments: what a learner keeps staged so that a pull is answered at once, between two boundaries.
+void SyncerCore::Impl::update_armed() {
+  const auto clock = clock_now();
+  const Seconds step = xi_step();
+  for (auto& [id, session] : sessions) {
+    if (session.control == 0 || session.bulk == 0) continue;
+    std::set<FragmentId> armed;
+    if (clock && settings.mode == Mode::kDecoupled) {
+      const Seconds own = session.step_s.value_or(step);
+      const double steps = std::max<double>(settings.overlap_steps, step > 0.0 ? own / step : 1.0) + 1.0;
+      const Clock horizon = *clock + static_cast<Clock>(steps);
+      for (FragmentId p = 0; p < slots.size(); ++p) {
+        if (slots[p].state && slots[p].due <= horizon) armed.insert(p);
+        if (session.pulled[p]) armed.insert(p);
+      }
+    }
+    if (armed == session.armed) continue;
+    session.armed = armed;
+    send(session.control, MessageType::kArm, &session, encode(Arm{{armed.begin(), armed.end()}}));
+  }
+}
+
+}  // namespace diloco

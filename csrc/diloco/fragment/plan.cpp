@@ -1,0 +1,133 @@
+#include "diloco/fragment/plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <queue>
+#include <tuple>
+
+#include "diloco/base/errors.h"
+#include "diloco/fragment/natural_order.h"
+
+namespace diloco {
+namespace {
+
+using Order = std::vector<std::uint32_t>;  // indices into layout.tensors
+__extension__ typedef unsigned __int128 Uint128;
+
+template <typename Less>
+Order sorted_tensors(const Layout& layout, Less less) {
+  Order order(layout.tensors.size());
+  std::iota(order.begin(), order.end(), 0u);
+  std::sort(order.begin(), order.end(),
+            [&](std::uint32_t a, std::uint32_t b) { return less(layout.tensors[a], layout.tensors[b]); });
+  return order;
+}
+
+// A bin in the queue of LPT, lightest first. Among bins of weight 0 one that holds nothing comes first: empty tensors
+// have weight 0 too, and no fragment shall be without a tensor.
+using Bin = std::tuple<std::uint64_t, bool, std::uint32_t>;  // numel, holds a tensor, index
+
+Plan balanced_plan(const Layout& layout, std::uint32_t bins) {
+  const Order order = sorted_tensors(layout, [](const TensorSpec& a, const TensorSpec& b) {
+    const std::uint64_t left = a.numel();
+    const std::uint64_t right = b.numel();
+    return left != right ? left > right : a.name < b.name;
+  });
+  Plan plan;
+  plan.fragments.resize(bins);
+  std::priority_queue<Bin, std::vector<Bin>, std::greater<>> lightest;
+  for (std::uint32_t i = 0; i < bins; ++i) lightest.emplace(0, false, i);
+  for (const std::uint32_t tensor : order) {
+    const std::uint32_t index = std::get<2>(lightest.top());
+    lightest.pop();
+    Fragment& fragment = plan.fragments[index];
+    fragment.tensors.push_back(tensor);
+    fragment.numel += layout.tensors[tensor].numel();
+    lightest.emplace(fragment.numel, true, index);
+  }
+  return plan;
+}
+
+// Cut k lies where the running size is nearest to k/runs of the total, moved where a run would get no tensor. So a run is
+// at most total/runs plus the largest tensor.
+std::size_t cut_position(const std::vector<std::uint64_t>& prefix, std::uint32_t k, std::uint32_t runs) {
+  const Uint128 wanted = Uint128{prefix.back()} * k;
+  const auto at = std::lower_bound(prefix.begin(), prefix.end(), wanted,
+                                   [&](std::uint64_t size, Uint128 want) { return Uint128{size} * runs < want; });
+  std::size_t position = static_cast<std::size_t>(at - prefix.begin());
+  if (position > 0) {
+    const Uint128 above = Uint128{prefix[position]} * runs - wanted;
+    const Uint128 below = wanted - Uint128{prefix[position - 1]} * runs;
+    if (below < above) --position;
+  }
+  return position;
+}
+
+Plan layer_plan(const Layout& layout, std::uint32_t runs) {
+  const Order order =
+      sorted_tensors(layout, [](const TensorSpec& a, const TensorSpec& b) { return natural_less(a.name, b.name); });
+  std::vector<std::uint64_t> prefix{0};
+  for (const std::uint32_t tensor : order) prefix.push_back(prefix.back() + layout.tensors[tensor].numel());
+  Plan plan;
+  std::size_t begin = 0;
+  for (std::uint32_t k = 1; k <= runs; ++k) {
+    const std::size_t last_allowed = order.size() - (runs - k);
+    const std::size_t end =
+        k == runs ? order.size() : std::clamp(cut_position(prefix, k, runs), begin + 1, last_allowed);
+    Fragment fragment;
+    fragment.tensors.assign(order.begin() + static_cast<std::ptrdiff_t>(begin),
+                            order.begin() + static_cast<std::ptrdiff_t>(end));
+    fragment.numel = prefix[end] - prefix[begin];
+    plan.fragments.push_back(std::move(fragment));
+    begin = end;
+  }
+  return plan;
+}
+
+}  // namespace
+
+Plan make_plan(const Layout& layout, Fragmenter fragmenter, std::uint32_t num_fragments) {
+  check_layout(layout);
+  if (num_fragments == 0) throw ConfigError("num_fragments: expected at least 1, got 0");
+  const auto count = static_cast<std::uint32_t>(std::min<std::size_t>(num_fragments, layout.tensors.size()));
+  Plan plan = fragmenter == Fragmenter::kLayer ? layer_plan(layout, count) : balanced_plan(layout, count);
+  for (Fragment& fragment : plan.fragments) {
+    std::sort(fragment.tensors.begin(), fragment.tensors.end(), [&](std::uint32_t a, std::uint32_t b) {
+      return layout.tensors[a].name < layout.tensors[b].name;
+    });
+  }
+  return plan;
+}
+
+void check_plan(const Plan& plan, const Layout& layout) {
+  std::vector<bool> seen(layout.tensors.size(), false);
+  for (std::uint32_t index = 0; index < plan.size(); ++index) {
+    const Fragment& fragment = plan.fragments[index];
+    std::uint64_t numel = 0;
+    for (const std::uint32_t tensor : fragment.tensors) {
+      if (tensor >= layout.tensors.size()) {
+        throw ConfigError(fmt::format("plan: fragment {} names tensor {}, the layout has {} tensors", index, tensor,
+                                      layout.tensors.size()));
+      }
+      if (seen[tensor]) {
+        throw ConfigError(fmt::format("plan: tensor '{}' is in more than one place, again in fragment {}",
+                                      layout.tensors[tensor].name, index));
+      }
+      seen[tensor] = true;
+      numel += layout.tensors[tensor].numel();
+    }
+    if (numel != fragment.numel) {
+      throw ConfigError(fmt::format("plan: fragment {} says it has {} elements, its tensors have {}", index,
+                                    fragment.numel, numel));
+    }
+  }
+  const auto missing = std::find(seen.begin(), seen.end(), false);
+  if (missing != seen.end()) {
+    throw ConfigError(fmt::format("plan: tensor '{}' is in no fragment",
+                                  layout.tensors[static_cast<std::size_t>(missing - seen.begin())].name));
+  }
+}
+
+}  // namespace diloco

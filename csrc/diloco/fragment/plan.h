@@ -1,0 +1,57 @@
+// Which tensor is in which fragment, which shard owns a fragment, and where each element lies in memory and on the wire.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "diloco/base/settings.h"
+#include "diloco/base/types.h"
+#include "diloco/fragment/layout.h"
+
+namespace diloco {
+
+struct Fragment {
+  std::vector<std::uint32_t> tensors;  // indices into layout.tensors, sorted by name: order on the wire
+  std::uint64_t numel = 0;
+  std::uint32_t shard = 0;  // syncer shard that owns the fragment
+  bool operator==(const Fragment&) const = default;
+};
+
+struct Plan {
+  std::vector<Fragment> fragments;
+  std::uint32_t size() const { return static_cast<std::uint32_t>(fragments.size()); }
+  bool operator==(const Plan&) const = default;
+};
+
+// Deterministic for equal layouts whatever the order of registration. A tensor is never split. At most
+// min(num_fragments, number of tensors) fragments.
+//   balanced: longest first into the currently lightest bin (LPT; paper App. D; peak <= 4/3 - 1/(3P) of the best).
+//   layer: consecutive tensors in natural name order ("h.2" < "h.10"), cut into P runs of near equal size.
+Plan make_plan(const Layout& layout, Fragmenter fragmenter, std::uint32_t num_fragments);
+// Throws ConfigError unless every tensor of the layout is in exactly one fragment, and numel adds up.
+void check_plan(const Plan& plan, const Layout& layout);
+
+// Element type of one tensor segment inside a payload.
+enum class Codec : std::uint8_t { kF32 = 0, kBf16 = 1 };
+
+// Bytes of one fragment on the wire: the tensors' segments in order, each starting at a multiple of 64.
+struct Segment {
+  std::uint32_t tensor = 0;          // index into layout.tensors
+  Codec codec = Codec::kF32;
+  std::uint64_t numel = 0;
+  std::uint64_t element_offset = 0;  // first element in the fragment's dense f32 array
+  std::uint64_t byte_offset = 0;     // first byte in the payload
+};
+struct PayloadLayout {
+  std::vector<Segment> segments;
+  std::uint64_t numel = 0;
+  std::uint64_t bytes = 0;
+};
+
+enum class PayloadKind : std::uint8_t { kContribution = 0, kAnchor = 1, kImage = 2 };
+// contribution: settings.wire_dtype, 1-D and 0-d tensors always f32. anchor: all f32. image: settings.downlink_dtype
+// (param: bf16 parameters travel as bf16, everything else as f32).
+PayloadLayout payload_layout(const Layout& layout, const Plan& plan, FragmentId fragment, PayloadKind kind,
+                             const Settings& settings);
+
+}  // namespace diloco

@@ -1,0 +1,26 @@
+#include "diloco/merge/init_fragment.h"
+
+#include "diloco/codec/codec.h"
+
+namespace diloco {
+
+InitResult run_init(const InitJob& job) {
+  InitResult result;
+  result.finite = screen(job.in, job.payload->data()).finite;
+  if (!result.finite) return result;
+
+  auto state = std::make_shared<FragmentState>();
+  state->version = job.version;
+  state->theta = Buffer::make(job.in.numel * sizeof(float));
+  decode_payload(job.in, job.payload->data(), state->theta->f32());
+  if (const auto floats = outer_state_floats(job.outer); floats > 0) {
+    state->outer_state = Buffer::make(floats * job.in.numel * sizeof(float));
+  }
+  auto bytes = Buffer::make(job.out.bytes);
+  encode_payload(job.out, state->theta->f32(), bytes->data());
+  result.image = make_image(bytes, job.chunk_bytes);
+  result.state = std::move(state);
+  return result;
+}
+
+}  // namespace diloco

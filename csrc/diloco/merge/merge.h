@@ -1,0 +1,81 @@
+// One round's arithmetic, from payloads to the next version: screen, merge (weighted mean or RDA per tensor), outer
+// step, outgoing image. Pure functions of their arguments, called on worker threads.
+//
+// Results depend on the members' order (learner-id order) only, never on arrival, threads or instruction set.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "diloco/base/settings.h"
+#include "diloco/base/types.h"
+#include "diloco/fragment/plan.h"
+#include "diloco/outer/outer.h"
+
+namespace diloco {
+
+// Bytes ready to be sent in chunks, with the checksum of every chunk (xxh3-64, computed once for all receivers).
+struct Image {
+  ConstBufferPtr bytes;
+  std::uint64_t chunk_bytes = 0;
+  std::vector<std::uint64_t> checksums;
+};
+// No bytes, no chunks. Throws ConfigError if chunk_bytes is 0.
+Image make_image(ConstBufferPtr bytes, std::uint64_t chunk_bytes);
+std::uint64_t checksum(std::span<const std::byte> bytes);
+
+// The syncer's copy of one fragment. Immutable once published.
+struct FragmentState {
+  Version version;
+  BufferPtr theta;        // f32, dense
+  BufferPtr outer_state;  // f32, outer_state_floats * numel; null for sgd
+};
+
+struct ScreenResult {
+  bool finite = false;
+  std::vector<double> norms;  // l2 per segment, in f64 (fixed-order block sums)
+};
+ScreenResult screen(const PayloadLayout& layout, const std::byte* payload);
+
+// w = c_tokens^2 / c_steps (tokens_per_step), c_tokens, or 1; c_steps = 0 gives 0. Times 1/(1 + lambda*staleness).
+double contribution_weight(Weights kind, std::uint64_t c_tokens, std::uint64_t c_steps, double discount,
+                           std::uint64_t staleness);
+
+struct MergeMember {
+  std::string learner;          // for reports only
+  ConstBufferPtr payload;       // contribution payload; displacement anchor - local
+  double weight = 0.0;          // raw; normalised over the members. 0 (or not finite): contributes nothing
+  std::vector<double> norms;    // from screen(); per segment
+};
+
+struct MergeJob {
+  PayloadLayout in;             // of the contributions
+  PayloadLayout out;            // of the image
+  std::vector<bool> use_rda;    // per segment
+  OuterOptions outer;
+  std::shared_ptr<const FragmentState> previous;
+  Version next_version;
+  std::uint64_t chunk_bytes = 1 << 20;
+  std::vector<MergeMember> members;  // in learner-id order, at least one
+};
+
+struct MergeResult {
+  bool ok = false;                            // false: the next state would not be finite; nothing was replaced
+  std::size_t largest_member = 0;             // valid if !ok: index of the member with the largest norm
+  std::shared_ptr<const FragmentState> next;  // valid if ok
+  Image image;                                // valid if ok
+  double delta_norm = 0.0;                    // l2 of the merged outer gradient
+};
+// If every weight is 0 there is no outer step: theta and outer state are copied bit for bit, momentum does not move.
+// Not ok if theta, the outer state or the image (bf16 rounds large values to Inf) would not be finite.
+// Throws ConfigError if sizes in the job contradict each other.
+MergeResult run_merge(const MergeJob& job);
+
+// Which tensors use RDA: at least 2-D and no name (aliases included) matching settings.merge_mean_pattern, with
+// settings.merge = rda. An empty pattern matches nothing. Throws ConfigError if the pattern is no regular expression.
+std::vector<bool> rda_segments(const Layout& layout, const PayloadLayout& payload, const Settings& settings);
+
+}  // namespace diloco

@@ -1,0 +1,58 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <regex>
+
+#include "diloco/base/errors.h"
+#include "diloco/merge/merge.h"
+
+namespace diloco {
+namespace {
+
+double undiscounted(Weights kind, double tokens, double steps) {
+  switch (kind) {
+    case Weights::kTokensPerStep: return tokens * (tokens / steps);
+    case Weights::kTokens: return tokens;
+    case Weights::kEqual: return 1.0;
+  }
+  return 0.0;
+}
+
+std::regex compile(const std::string& pattern) {
+  try {
+    return std::regex(pattern);
+  } catch (const std::regex_error& error) {
+    throw ConfigError(fmt::format("merge_mean_pattern: expected a regular expression (ECMAScript), got '{}': {}", pattern,
+                                  error.what()));
+  }
+}
+
+bool matches(const TensorSpec& tensor, const std::regex& pattern) {
+  if (std::regex_search(tensor.name, pattern)) return true;
+  // A tied output head is an embedding under whichever of its names it is listed.
+  return std::any_of(tensor.aliases.begin(), tensor.aliases.end(),
+                     [&](const std::string& alias) { return std::regex_search(alias, pattern); });
+}
+
+}  // namespace
+
+double contribution_weight(Weights kind, std::uint64_t c_tokens, std::uint64_t c_steps, double discount,
+                           std::uint64_t staleness) {
+  if (c_steps == 0) return 0.0;
+  return undiscounted(kind, static_cast<double>(c_tokens), static_cast<double>(c_steps)) /
+         (1.0 + discount * static_cast<double>(staleness));
+}
+
+std::vector<bool> rda_segments(const Layout& layout, const PayloadLayout& payload, const Settings& settings) {
+  std::vector<bool> use(payload.segments.size(), false);
+  if (settings.merge != MergeKind::kRda) return use;
+  const std::string& text = settings.merge_mean_pattern;
+  const std::regex pattern = compile(text);
+  for (std::size_t i = 0; i < use.size(); ++i) {
+    const TensorSpec& tensor = layout.tensors.at(payload.segments[i].tensor);
+    use[i] = tensor.shape.size() >= 2 && (text.empty() || !matches(tensor, pattern));
+  }
+  return use;
+}
+
+}  // namespace diloco

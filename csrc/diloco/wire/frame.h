@@ -1,0 +1,22 @@
+// Messages as they pass between a core and a transport.
+#pragma once
+
+#include <string>
+
+#include "diloco/base/types.h"
+#include "diloco/wire/header.h"
+
+namespace diloco {
+
+enum class Channel : std::uint8_t { kControl = 0, kBulk = 1 };
+
+// Outgoing message. At most one of body and slice is non-empty. The transport fills in header.payload_bytes, and
+// header.checksum unless `checksum_known`.
+struct OutFrame {
+  Header header;
+  std::string body;
+  Slice slice;  // sent without a copy; the buffer must not change until the transport has released it
+  bool checksum_known = false;
+};
+
+}  // namespace diloco

@@ -1,0 +1,15 @@
+"""Decoupled DiLoCo for PyTorch: learners that never wait, merged by a small native syncer.
+
+Use in training code::
+
+    opt = diloco.DiLoCoOptimizer(optimizer, model, syncer="127.0.0.1:29400")
+"""
+
+from diloco._native import __version__
+from diloco.learner import Learner, StepResult
+from diloco.optimizer import DiLoCoOptimizer
+from diloco.parameters import shard_seed
+from diloco.status import status
+from diloco.syncer import Syncer
+
+__all__ = ["DiLoCoOptimizer", "Learner", "StepResult", "Syncer", "__version__", "shard_seed", "status"]

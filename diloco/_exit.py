@@ -1,0 +1,45 @@
+"""Closes what is still open when the interpreter ends, learners before syncers, so that native threads are gone before
+Python takes itself apart. A forked child closes nothing: the threads are its parent's."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from typing import Protocol
+from weakref import WeakSet
+
+
+class Closeable(Protocol):
+    def _close_at_exit(self) -> None: ...
+
+
+_learners: WeakSet[Closeable] = WeakSet()
+_syncers: WeakSet[Closeable] = WeakSet()
+
+
+def close_learner_at_exit(learner: Closeable) -> None:
+    _learners.add(learner)
+
+
+def close_syncer_at_exit(syncer: Closeable) -> None:
+    _syncers.add(syncer)
+
+
+def _after_fork() -> None:
+    _learners.clear()
+    _syncers.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+@atexit.register
+def _close_all() -> None:
+    for group in (_learners, _syncers):
+        for thing in list(group):
+            try:
+                thing._close_at_exit()
+            except Exception as error:  # the exit status must stay what the program made it
+                from diloco._errors import logger
+
+                logger.warning("while closing at exit: %s", error)

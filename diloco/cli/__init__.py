@@ -1,0 +1,133 @@
+"""The `diloco` command. Verbs with a grammar of their own (syncer, audit) get their arguments unparsed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from diloco.cli.status import show_status
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Decoupled DiLoCo for PyTorch: learners that never wait, merged by a small native syncer.",
+)
+_UNPARSED = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+def version_text() -> str:
+    import torch
+
+    from diloco._native import _C, __version__
+
+    return (
+        f"diloco {__version__} (protocol {_C.PROTOCOL_VERSION}, torch {torch.__version__}, "
+        f"libzmq {_C.ZMQ_VERSION}, pybind11 internals {_C.PYBIND11_INTERNALS_VERSION})"
+    )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(version_text())
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print all versions and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command("status")
+def _status(
+    syncer: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Address of the syncer.")] = "127.0.0.1:29400",
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the whole status as JSON; - for stdout.")
+    ] = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout-s", min=0.1, help="How long to wait for the answer, in s.")
+    ] = 5.0,
+) -> None:
+    """Print how a running syncer is: learners, fragments, rounds and what they wait for, ledger, memory."""
+    raise typer.Exit(show_status(syncer, json_file, timeout_s))
+
+
+@app.command("demo")
+def _demo(
+    json_file: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON.")] = None,
+    picture: Annotated[
+        str | None, typer.Option("--picture", metavar="FILE", help="Write the picture: loss curves and timeline.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the model and the data order.")] = 0,
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", help="Steps of the fastest learner; default as needed for the checks.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer steps and a shorter paired run; the same checks.")
+    ] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live table.")] = False,
+    keep: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Keep logs and ledgers here; default a temporary folder.")
+    ] = None,
+    margin_seeds: Annotated[
+        int, typer.Option(metavar="N", help="Only measure the margin over a single learner, with N seeds; 0 = no.")
+    ] = 0,
+) -> None:
+    """Train a small model with 4 learners of unequal speed, kill one, see it come back, check everything."""
+    from diloco.demo.run import DemoOptions, run_demo
+
+    options = DemoOptions(
+        json=json_file,
+        picture=picture,
+        seed=seed,
+        steps=steps,
+        quick=quick,
+        plain=plain,
+        keep=keep,
+        margin_seeds=margin_seeds,
+    )
+    raise typer.Exit(run_demo(options))
+
+
+def _run_syncer(arguments: list[str]) -> int:
+    from diloco._native import _C
+
+    return _C.run_syncer_program(["diloco syncer", *arguments])
+
+
+def _run_audit(arguments: list[str]) -> int:
+    from diloco import audit
+
+    return audit.main(arguments)
+
+
+def _add_unparsed(name: str, run: Callable[[list[str]], int], help_text: str) -> None:
+    def command(context: typer.Context) -> None:
+        raise typer.Exit(run(context.args))
+
+    app.command(name, context_settings=_UNPARSED, add_help_option=False, help=help_text)(command)
+
+
+_add_unparsed("syncer", _run_syncer, "Run a syncer in this process until SIGTERM (see diloco syncer --help).")
+_add_unparsed("audit", _run_audit, "Recompute the token ledger of a run from its files (diloco audit --help).")
+
+
+def main() -> None:
+    app(prog_name="diloco")
+
+
+def native_syncer() -> None:
+    """Becomes the native program shipped inside the package."""
+    program = Path(__file__).parent.parent / "bin" / "diloco-syncer"
+    if not program.is_file():
+        sys.exit(f"diloco-syncer: {program} is missing; expected a build of diloco there, reinstall the package")
+    os.execv(program, ["diloco-syncer", *sys.argv[1:]])

@@ -1,0 +1,277 @@
+"""DiLoCoOptimizer: any torch optimizer as a learner of a run, in one line."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from diloco import config
+from diloco._errors import logger, name_list
+from diloco._inner_state import is_initialising_call, reset_inner_state
+from diloco.learner import Learner, _token_count
+from diloco.parameters import Named, notice_buffers, of_optimizer, repeatable
+
+_FORMAT = 1
+# Optimizers that are wrapped right now.
+_wrapped: weakref.WeakKeyDictionary[Optimizer, weakref.ref[DiLoCoOptimizer]] = weakref.WeakKeyDictionary()
+
+
+class DiLoCoOptimizer(Optimizer):
+    """Wraps `optimizer`; use it in its place. Schedulers, GradScaler, closures, hooks, checkpoints work on it.
+
+    Args:
+        optimizer: the inner optimizer, made from parameters of `model`.
+        model: gives the parameters their names; pairs of name and tensor will do.
+        tokens: called once per step, returns the number of tokens the step trained on. Or call `add_tokens(n)` for
+            every micro-batch. Without either each step counts as one token.
+        settings: see `Learner`, and there for all other arguments.
+
+    `param_groups`, `state` and `defaults` are the inner optimizer's own. A copy (copy.deepcopy, pickle) is
+    disconnected: it steps, but takes no part in the run. Global step hooks of torch run once per step, as the inner
+    optimizer's.
+    """
+
+    _inner: Optimizer
+    _learner: Learner | None
+    _names: dict[int, str]
+    _tokens: Callable[[], int] | None
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model: Named,
+        syncer: str | None = None,
+        *,
+        learner_id: str | None = None,
+        run_id: str | None = None,
+        tokens: Callable[[], int] | None = None,
+        ledger_dir: str | os.PathLike[str] | None = None,
+        give_up_after_s: float = 0.0,
+        join_timeout_s: float = 10.0,
+        **settings: config.SettingValue,
+    ) -> None:
+        _check_inner(optimizer)
+        model = repeatable(model)
+        parameters = of_optimizer(model, optimizer)
+        notice_buffers(model)
+        self._adopt_inner(optimizer)
+        self._tokens = tokens
+        self._learner = Learner._of(
+            parameters,
+            syncer=syncer,
+            learner_id=learner_id,
+            run_id=run_id,
+            ledger_dir=ledger_dir,
+            give_up_after_s=give_up_after_s,
+            join_timeout_s=join_timeout_s,
+            settings=settings,
+        )
+        self._names = {id(parameter.tensor): parameter.name for parameter in parameters}
+        _wrapped[optimizer] = weakref.ref(self)
+
+    def _adopt_inner(self, optimizer: Optimizer) -> None:
+        # Not Optimizer.__init__: groups and state of its own would part from the inner ones at the first load.
+        self._inner = optimizer
+        self._learner = None
+        self._names = {}
+        self._tokens = None
+        self._pending_tokens = 0
+        self._counts_tokens = False
+        self._told_tokens = False
+        self._earlier = {"steps": 0, "tokens": 0}  # of the lives a loaded state_dict came from
+        Optimizer.__setstate__(self, {})
+
+    # ---- the inner optimizer's, always ----
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self._inner.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self._inner.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        return self._inner.defaults
+
+    @property
+    def inner(self) -> Optimizer:
+        """The wrapped optimizer."""
+        return self._inner
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self._inner.zero_grad(set_to_none=set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group to the inner optimizer. Its trainable parameters are trained, but not synchronised: the set of
+        synchronised tensors is fixed when the optimizer is wrapped. A warning names how many."""
+        self._inner.add_param_group(param_group)
+        added = [p for p in self.param_groups[-1]["params"] if p.requires_grad and id(p) not in self._names]
+        if added and self._learner is not None:
+            logger.warning(
+                "[%s] the added parameter group has %d trainable parameter(s) that this learner trains alone; to "
+                "synchronise them, close this optimizer and wrap the inner one again on every learner",
+                self._learner.learner_id,
+                len(added),
+            )
+
+    # ---- stepping ----
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """The inner optimizer's step, then the boundary: count, stage, adopt, report. Returns the closure's loss."""
+        if self._learner is not None and self._learner.closed:
+            raise RuntimeError(
+                "this DiLoCoOptimizer is closed; expected no step after close(). "
+                "Go on with its inner optimizer (.inner), or wrap that again."
+            )
+        with torch.autograd.profiler.record_function("Optimizer.step#DiLoCoOptimizer.step"):
+            closure = self._run_pre_hooks(closure)
+            initialising = closure is None and is_initialising_call(self.param_groups)
+            # Called with as few arguments as possible: not every optimizer outside torch takes a closure.
+            loss = self._inner.step() if closure is None else self._inner.step(closure)
+            if not initialising:
+                self._boundary()
+            for hook in self._optimizer_step_post_hooks.values():
+                hook(self, (self,), {"closure": closure})
+            return loss
+
+    # torch would otherwise wrap step once more and run the global hooks a second time.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _run_pre_hooks(self, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
+        for hook in self._optimizer_step_pre_hooks.values():
+            changed = hook(self, (self,), {"closure": closure})
+            if changed is not None:
+                args, kwargs = changed
+                closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        return closure
+
+    @torch._disable_dynamo  # type: ignore[attr-defined]
+    def _boundary(self) -> None:
+        if self._learner is None:
+            return
+        result = self._learner.step(self._take_tokens())
+        if result.reset:
+            reset_inner_state(self._inner, result.reset)
+            logger.warning(
+                "[%s] the syncer refused a contribution that was not finite; the global values are back and the inner "
+                "optimizer's state is reset for %s",
+                self._learner.learner_id,
+                name_list(self._names[id(tensor)] for tensor in result.reset),
+            )
+
+    def _take_tokens(self) -> int:
+        if self._tokens is not None:
+            return _token_count(self._tokens())
+        if self._counts_tokens:
+            tokens, self._pending_tokens = self._pending_tokens, 0
+            return tokens
+        if not self._told_tokens:
+            self._told_tokens = True
+            logger.warning(
+                "neither tokens= nor add_tokens() is used: every step counts as one token, so learners with different "
+                "batch sizes weigh the same"
+            )
+        return 1
+
+    def add_tokens(self, n: int) -> None:
+        """Counts `n` tokens (or samples) towards the next step. Those of a step that GradScaler skips move on."""
+        self._counts_tokens = True
+        self._pending_tokens += _token_count(n)
+
+    # ---- the learner ----
+
+    @property
+    def learner(self) -> Learner:
+        if self._learner is None:
+            raise RuntimeError(
+                "this DiLoCoOptimizer is a copy and takes no part in a run; wrap an optimizer to join one"
+            )
+        return self._learner
+
+    def stats(self) -> dict[str, Any]:
+        """See Learner.stats(); `total_steps` and `total_tokens` include the lives a loaded state_dict came from."""
+        empty: dict[str, Any] = {"state": "disconnected", "steps": 0, "tokens": 0}
+        stats = empty if self._learner is None else self._learner.stats()
+        stats["total_steps"] = stats["steps"] + self._earlier["steps"]
+        stats["total_tokens"] = stats["tokens"] + self._earlier["tokens"]
+        return stats
+
+    def close(self, flush_s: float = 5.0) -> None:
+        """Leaves the run: waits at most `flush_s` until what was sent has arrived. Idempotent. No step() after it."""
+        if self._learner is not None:
+            self._learner.close(flush_s)
+            _wrapped.pop(self._inner, None)
+
+    def __enter__(self) -> DiLoCoOptimizer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- saving, loading, copying ----
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner optimizer's, and under "diloco" this wrapper's own. torch.load reads it with weights_only=True."""
+        for hook in self._optimizer_state_dict_pre_hooks.values():
+            hook(self)
+        state = dict(self._inner.state_dict())
+        stats = self.stats()
+        state["diloco"] = {"format": _FORMAT, "steps": stats["total_steps"], "tokens": stats["total_tokens"]}
+        for post_hook in self._optimizer_state_dict_post_hooks.values():
+            changed = post_hook(self, state)
+            state = state if changed is None else changed
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes what state_dict() gave, or a plain state_dict of the inner optimizer."""
+        state_dict = dict(state_dict)
+        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = pre_hook(self, state_dict)
+            state_dict = state_dict if changed is None else changed
+        own = state_dict.pop("diloco", None)
+        if own is not None:
+            if own.get("format") != _FORMAT:
+                raise ValueError(
+                    f"this state_dict has diloco format {own.get('format')!r}, expected {_FORMAT}; "
+                    "load it with the version of diloco that saved it, or drop its 'diloco' entry"
+                )
+            self._earlier = {"steps": int(own["steps"]), "tokens": int(own["tokens"])}
+        self._inner.load_state_dict(state_dict)
+        for hook in self._optimizer_load_state_dict_post_hooks.values():
+            hook(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        stats = self.stats()
+        return {
+            "format": _FORMAT,
+            "inner": self._inner,
+            "earlier": {"steps": stats["total_steps"], "tokens": stats["total_tokens"]},
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "inner" not in state:
+            Optimizer.__setstate__(self, state)
+            return
+        self._adopt_inner(state["inner"])
+        self._earlier = dict(state["earlier"])
+
+
+def _check_inner(optimizer: Any) -> None:
+    if isinstance(optimizer, DiLoCoOptimizer):
+        raise ValueError("expected a plain torch optimizer, got a DiLoCoOptimizer: this one is wrapped already")
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    other = _wrapped.get(optimizer)
+    holder = other() if other is not None else None
+    if holder is not None:
+        raise ValueError(
+            f"this {type(optimizer).__name__} is wrapped already, by learner '{holder.learner.learner_id}'; "
+            "use that DiLoCoOptimizer, or close() it first"
+        )

@@ -1,0 +1,149 @@
+#include "diloco/base/settings.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "diloco/base/errors.h"
+
+namespace diloco {
+namespace {
+
+using Pairs = std::vector<std::pair<std::string, std::string>>;
+
+std::string refusal(const Pairs& pairs) {
+  Settings settings;
+  try {
+    for (const auto& [name, value] : pairs) settings.set(name, value);
+    settings.validate();
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Settings, DefaultsAreValid) { EXPECT_EQ(refusal({}), ""); }
+
+TEST(Settings, TableDescribesEverySetting) {
+  const auto map = Settings{}.to_map();
+  std::set<std::string> names;
+  for (const auto& info : settings_table()) {
+    EXPECT_TRUE(names.insert(info.name).second) << info.name << " twice";
+    EXPECT_FALSE(info.help.empty()) << info.name;
+    EXPECT_EQ(info.help.back(), '.') << info.name;
+    EXPECT_EQ(info.choices.empty(), info.type != "choice") << info.name;
+    EXPECT_EQ(map.at(info.name), info.default_value) << info.name;
+    const bool number = info.type == "integer" || info.type == "number";
+    EXPECT_EQ(info.range.empty(), !number) << info.name;
+    EXPECT_EQ(info.unit == "s", info.name.ends_with("_s")) << info.name;
+    EXPECT_EQ(info.unit == "bytes", info.name.ends_with("_bytes")) << info.name;
+  }
+  EXPECT_EQ(names.size(), map.size());
+}
+
+TEST(Settings, TextFormIsCanonical) {
+  Settings first;
+  for (const auto& info : settings_table()) {
+    if (!info.choices.empty()) first.set(info.name, info.choices.back());
+  }
+  first.set("outer_lr", "0.70");
+  first.set("grace_gamma", "8e-1");
+  first.set("run_id", "été = \"x\"");
+  Settings second;
+  for (const auto& [name, value] : first.to_map()) second.set(name, value);
+  EXPECT_EQ(second.to_map(), first.to_map());
+  EXPECT_EQ(second.get("outer_lr"), "0.7");
+  EXPECT_EQ(second.get("grace_gamma"), "0.8");
+  EXPECT_EQ(second.get("adopt"), "blend");
+}
+
+TEST(Settings, EveryChoiceIsAccepted) {
+  for (const auto& info : settings_table()) {
+    for (const auto& choice : info.choices) {
+      Settings settings;
+      settings.set(info.name, choice);
+      EXPECT_EQ(settings.get(info.name), choice);
+    }
+  }
+}
+
+TEST(Settings, UnknownNameGetsASuggestion) {
+  EXPECT_EQ(refusal({{"sync_evry", "3"}}), "unknown setting \"sync_evry\"; did you mean sync_every?");
+  EXPECT_EQ(refusal({{"zebra", "3"}}), "unknown setting \"zebra\"; docs/settings.md lists them all");
+  EXPECT_THROW(Settings{}.get("zebra"), ConfigError);
+}
+
+TEST(Settings, BadTextSaysWhatIsAllowed) {
+  EXPECT_EQ(refusal({{"sync_every", "x"}}), "sync_every must be a whole number up to 4294967295, got \"x\"");
+  EXPECT_EQ(refusal({{"outer_lr", "fast"}}), "outer_lr must be a number, got \"fast\"");
+  EXPECT_EQ(refusal({{"adopt", "rebas"}}),
+            "adopt must be one of rebase, overwrite, blend, got \"rebas\"; did you mean rebase?");
+  for (const char* bad : {"", "-1", "+1", " 1", "1 ", "1.0", "1e3", "0x10", "4294967296"}) {
+    EXPECT_NE(refusal({{"sync_every", bad}}), "") << '"' << bad << '"';
+  }
+  for (const char* bad : {"", " 1", "1,5", "1.0x", "nan", "inf", "-inf"}) {
+    EXPECT_NE(refusal({{"outer_lr", bad}}), "") << '"' << bad << '"';
+  }
+}
+
+TEST(Settings, BadTextLeavesTheOldValue) {
+  Settings settings;
+  EXPECT_THROW(settings.set("sync_every", "12x"), ConfigError);
+  EXPECT_EQ(settings.sync_every, 24U);
+}
+
+struct Refused {
+  Pairs pairs;
+  std::string message;
+};
+
+TEST(Settings, ValuesOutOfRangeNameTheRange) {
+  const std::vector<Refused> cases = {
+      {{{"sync_every", "0"}}, "sync_every must be at least 1, got 0"},
+      {{{"num_fragments", "0"}}, "num_fragments must be at least 1 and at most 65536, got 0"},
+      {{{"min_quorum", "0"}}, "min_quorum must be at least 1, got 0"},
+      {{{"grace_gamma", "1"}}, "grace_gamma must be above 0 and below 1, got 1"},
+      {{{"blend_alpha", "1"}}, "blend_alpha must be at least 0 and below 1, got 1"},
+      {{{"outer_lr", "0"}}, "outer_lr must be above 0 and at most 1000, got 0"},
+      {{{"outer_lr", "nan"}}, "outer_lr must be above 0 and at most 1000, got nan"},
+      {{{"chunk_bytes", "0"}}, "chunk_bytes must be at least 64 and at most 67108864, got 0"},
+      {{{"heartbeat_timeout_s", "inf"}}, "heartbeat_timeout_s must be above 0, got inf"},
+  };
+  for (const auto& c : cases) EXPECT_EQ(refusal(c.pairs), c.message);
+}
+
+TEST(Settings, CombinationsWithoutSenseNameBothSides) {
+  const std::vector<Refused> cases = {
+      {{{"sync_every", "2"}}, "overlap_steps must be below sync_every, got overlap_steps 2 with sync_every 2"},
+      {{{"offsets", "streaming"}}, "offsets = streaming needs mode = lockstep"},
+      {{{"max_carry_steps", "5"}}, "max_carry_steps must be 0 or at least sync_every (24), got 5"},
+      {{{"min_quorum", "300"}}, "min_quorum must be at most max_learners (256), got 300"},
+      {{{"grace", "fixed"}}, "grace = fixed needs grace_s above 0, got 0"},
+      {{{"grace_s", "2"}}, "grace_s is used only with grace = fixed, got grace_s 2"},
+      {{{"grace", "none"}, {"grace_cap_s", "2"}}, "grace_cap_s is used only with grace = adaptive"},
+      {{{"merge_mean_pattern", "("}}, "merge_mean_pattern must be a regular expression, got \"(\""},
+      {{{"outer_momentum", "0.9"}}, "outer_momentum is used only with outer_optimizer = nesterov, got 0.9 with sgd"},
+      {{{"outer_optimizer", "nesterov"}}, "outer_optimizer = nesterov needs outer_momentum above 0, got 0"},
+      {{{"credit_window_bytes", "100"}}, "credit_window_bytes must be at least chunk_bytes (1048576), got 100"},
+      {{{"heartbeat_interval_s", "3"}}, "heartbeat_timeout_s must be at least twice heartbeat_interval_s (3), got 5"},
+      {{{"run_id", std::string(65, 'x')}}, "run_id must be at most 64 bytes without control characters, got 65"},
+      {{{"run_id", "a\nb"}}, "run_id must be at most 64 bytes without control characters"},
+  };
+  for (const auto& c : cases) EXPECT_EQ(refusal(c.pairs).substr(0, c.message.size()), c.message);
+}
+
+TEST(Settings, EnumOutsideItsChoicesIsRefused) {
+  Settings settings;
+  settings.wire_dtype = WireDtype::kParam;  // downlink only
+  EXPECT_THROW(settings.validate(), ConfigError);
+}
+
+TEST(Settings, CarryLimitFollowsSyncEvery) {
+  Settings settings;
+  EXPECT_EQ(settings.carry_limit_steps(), 96U);
+  settings.max_carry_steps = 30;
+  EXPECT_EQ(settings.carry_limit_steps(), 30U);
+}
+
+}  // namespace
+}  // namespace diloco

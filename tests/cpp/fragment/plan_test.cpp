@@ -1,0 +1,124 @@
+#include "diloco/fragment/plan.h"
+
+#include <gtest/gtest.h>
+
+#include "diloco/base/errors.h"
+#include "fragment/layouts.h"
+
+namespace diloco {
+namespace {
+
+using test::of_sizes;
+using test::tensor;
+using Tensors = std::vector<std::uint32_t>;
+
+std::string refusal(const Plan& plan, const Layout& layout) {
+  try {
+    check_plan(plan, layout);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(BalancedPlan, LongestFirstIntoTheLightest) {
+  const Plan plan = make_plan(of_sizes({3, 7, 6, 5, 4}), Fragmenter::kBalanced, 2);
+  ASSERT_EQ(plan.size(), 2u);
+  EXPECT_EQ(plan.fragments[0].tensors, (Tensors{0, 1, 4}));  // 7, then 4, then 3
+  EXPECT_EQ(plan.fragments[1].tensors, (Tensors{2, 3}));     // 6, then 5
+  EXPECT_EQ(plan.fragments[0].numel, 14u);
+  EXPECT_EQ(plan.fragments[1].numel, 11u);
+}
+
+TEST(BalancedPlan, TiesGoByNameThenByLowestBin) {
+  const Layout layout = {{tensor("c", {4}), tensor("a", {4}), tensor("b", {4}), tensor("d", {4})}};
+  const Plan plan = make_plan(layout, Fragmenter::kBalanced, 2);
+  EXPECT_EQ(plan.fragments[0].tensors, (Tensors{1, 0}));  // a, c
+  EXPECT_EQ(plan.fragments[1].tensors, (Tensors{2, 3}));  // b, d
+}
+
+TEST(BalancedPlan, OneLargeTensorSetsTheFloor) {
+  const Plan plan = make_plan(of_sizes({1000, 1, 1, 1}), Fragmenter::kBalanced, 2);
+  EXPECT_EQ(plan.fragments[0].tensors, (Tensors{0}));
+  EXPECT_EQ(plan.fragments[1].tensors, (Tensors{1, 2, 3}));
+}
+
+TEST(LayerPlan, ConsecutiveInNaturalOrder) {
+  Layout layout;
+  for (const int i : {10, 2, 0, 11, 1, 3}) layout.tensors.push_back(tensor(fmt::format("h.{}", i), {5}));
+  const Plan plan = make_plan(layout, Fragmenter::kLayer, 3);
+  ASSERT_EQ(plan.size(), 3u);
+  EXPECT_EQ(plan.fragments[0].tensors, (Tensors{2, 4}));  // h.0 h.1
+  EXPECT_EQ(plan.fragments[1].tensors, (Tensors{1, 5}));  // h.2 h.3
+  EXPECT_EQ(plan.fragments[2].tensors, (Tensors{0, 3}));  // h.10 h.11
+}
+
+TEST(LayerPlan, CutsNearTheIdealPlaces) {
+  const Plan plan = make_plan(of_sizes({1, 1, 1, 9, 1, 1, 1}), Fragmenter::kLayer, 3);
+  ASSERT_EQ(plan.size(), 3u);
+  EXPECT_EQ(plan.fragments[0].numel, 3u);
+  EXPECT_EQ(plan.fragments[1].numel, 9u);
+  EXPECT_EQ(plan.fragments[2].numel, 3u);
+}
+
+TEST(Plan, AtMostOneFragmentPerTensorAndNoneEmpty) {
+  for (const Fragmenter fragmenter : {Fragmenter::kBalanced, Fragmenter::kLayer}) {
+    for (const Layout& layout : {of_sizes({5, 0, 0, 0}), of_sizes({0, 0, 0}), of_sizes({1}), of_sizes({0, 9, 0, 9, 0})}) {
+      const Plan plan = make_plan(layout, fragmenter, 24);
+      EXPECT_EQ(plan.size(), layout.tensors.size());
+      for (const Fragment& fragment : plan.fragments) EXPECT_EQ(fragment.tensors.size(), 1u);
+    }
+  }
+}
+
+TEST(Plan, EmptyTensorsFillFragmentsThatWouldHaveNone) {
+  const Plan plan = make_plan(of_sizes({5, 0, 0, 0}), Fragmenter::kBalanced, 3);
+  for (const Fragment& fragment : plan.fragments) EXPECT_FALSE(fragment.tensors.empty());
+}
+
+TEST(Plan, OneFragmentHoldsAllSortedByName) {
+  const Layout layout = {{tensor("b", {2}), tensor("a", {9}), tensor("c", {})}};
+  for (const Fragmenter fragmenter : {Fragmenter::kBalanced, Fragmenter::kLayer}) {
+    const Plan plan = make_plan(layout, fragmenter, 1);
+    ASSERT_EQ(plan.size(), 1u);
+    EXPECT_EQ(plan.fragments[0].tensors, (Tensors{1, 0, 2}));
+    EXPECT_EQ(plan.fragments[0].numel, 12u);
+    EXPECT_EQ(plan.fragments[0].shard, 0u);
+  }
+}
+
+TEST(Plan, MoreThan2To31Elements) {
+  const std::int64_t huge = (std::int64_t{1} << 31) + 8;
+  for (const Fragmenter fragmenter : {Fragmenter::kBalanced, Fragmenter::kLayer}) {
+    const Plan plan = make_plan(of_sizes({huge, huge, huge, 1 << 20}), fragmenter, 2);
+    EXPECT_EQ(plan.fragments[0].numel + plan.fragments[1].numel, 3 * static_cast<std::uint64_t>(huge) + (1 << 20));
+  }
+}
+
+// The largest layout allowed, and as many fragments as the type holds: cuts are computed without overflow.
+TEST(Plan, TheLargestLayout) {
+  const std::int64_t quarter = std::int64_t{1} << 60;
+  const Plan plan = make_plan(of_sizes({quarter, quarter, quarter, quarter}), Fragmenter::kLayer, 0xffffffffu);
+  ASSERT_EQ(plan.size(), 4u);
+  for (const Fragment& fragment : plan.fragments) EXPECT_EQ(fragment.numel, static_cast<std::uint64_t>(quarter));
+}
+
+TEST(Plan, RefusesZeroFragmentsAndBadLayouts) {
+  EXPECT_THROW(make_plan(of_sizes({1}), Fragmenter::kBalanced, 0), ConfigError);
+  EXPECT_THROW(make_plan({}, Fragmenter::kBalanced, 1), ConfigError);
+  EXPECT_THROW(make_plan({{tensor("a", {-3})}}, Fragmenter::kLayer, 1), ConfigError);
+}
+
+TEST(CheckPlan, FindsWhatIsWrong) {
+  const Layout layout = of_sizes({4, 2});
+  EXPECT_EQ(refusal({{{{0}, 4, 0}, {{1}, 2, 0}}}, layout), "");
+  EXPECT_NE(refusal({{{{0}, 4, 0}}}, layout).find("'t1' is in no fragment"), std::string::npos);
+  EXPECT_NE(refusal({}, layout).find("'t0' is in no fragment"), std::string::npos);
+  EXPECT_NE(refusal({{{{0, 1}, 6, 0}, {{1}, 2, 0}}}, layout).find("'t1' is in more than one place"), std::string::npos);
+  EXPECT_NE(refusal({{{{0, 0}, 8, 0}, {{1}, 2, 0}}}, layout).find("'t0' is in more than one place"), std::string::npos);
+  EXPECT_NE(refusal({{{{0, 7}, 4, 0}, {{1}, 2, 0}}}, layout).find("names tensor 7"), std::string::npos);
+  EXPECT_NE(refusal({{{{0}, 5, 0}, {{1}, 2, 0}}}, layout).find("has 5 elements, its tensors have 4"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace diloco

@@ -1,0 +1,2 @@
+#define DILOCO_CLONE kernels_baseline
+#include "kernels/clone.inc"

@@ -1,0 +1,2 @@
+#define DILOCO_CLONE kernels_v3
+#include "kernels/clone.inc"

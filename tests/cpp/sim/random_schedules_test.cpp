@@ -1,0 +1,88 @@
+// Randomised schedules by seed: any order of kills, freezes, partitions and syncer restarts keeps the invariants.
+#include <random>
+
+#include "sim/clusters.h"
+
+namespace diloco::sim {
+namespace {
+
+class RandomSchedule : public ::testing::TestWithParam<std::uint64_t> {};
+
+TEST_P(RandomSchedule, KeepsTheInvariants) {
+  std::mt19937_64 random(GetParam());
+  const auto pick = [&](std::uint64_t n) { return random() % n; };
+  auto options = cluster_of({});
+  const std::size_t learners = 2 + pick(4);
+  for (std::size_t i = 0; i < learners; ++i) {
+    options.learners.push_back({"learner-" + std::to_string(i), 0.5 + static_cast<double>(pick(300)) / 100.0,
+                                static_cast<double>(pick(10)), 1 + pick(200), 1.0f, static_cast<double>(pick(40)) / 100.0});
+  }
+  options.seed = GetParam();
+  options.settings.sync_every = 1 + static_cast<std::uint32_t>(pick(24));
+  options.settings.num_fragments = 1 + static_cast<std::uint32_t>(pick(6));
+  options.settings.overlap_steps = static_cast<std::uint32_t>(pick(4));
+  options.settings.min_quorum = 1 + static_cast<std::uint32_t>(pick(2));
+  options.settings.adopt = static_cast<Adopt>(pick(3));
+  options.settings.grace = static_cast<Grace>(pick(3));
+  if (options.settings.grace == Grace::kFixed) options.settings.grace_s = 0.2;
+  options.delay_s = static_cast<double>(1 + pick(500)) / 1000.0;
+  options.bytes_per_s = pick(2) == 0 ? 0.0 : 3000.0;
+  options.settings.chunk_bytes = 64 << pick(5);
+  Cluster cluster(options);
+  bool syncer_alive = true;
+  std::vector<bool> alive(learners, true), frozen(learners), cut(learners);
+  TimePoint t = 20.0;
+  for (int event = 0; event < 30; ++event) {
+    cluster.run_until(t += static_cast<double>(1 + pick(20)));
+    const std::size_t i = pick(learners);
+    switch (pick(6)) {
+      case 0:
+        if (alive[i]) cluster.kill_learner(i);
+        else cluster.start_learner(i);
+        alive[i] = !alive[i];
+        frozen[i] = frozen[i] && alive[i];
+        break;
+      case 1:
+        if (!alive[i]) break;
+        cluster.freeze_learner(i, frozen[i] = !frozen[i]);
+        break;
+      case 2:
+        cluster.partition_learner(i, cut[i] = !cut[i]);
+        break;
+      case 3:
+        if (syncer_alive) cluster.kill_syncer();
+        else cluster.start_syncer();
+        syncer_alive = !syncer_alive;
+        break;
+      case 4:
+        if (alive[i]) cluster.poison(i);
+        break;
+      default:
+        break;
+    }
+    for (const auto& violation : cluster.check()) ADD_FAILURE() << "seed " << GetParam() << " t " << t << ": " << violation;
+    if (HasFailure()) return;
+  }
+  // Heal everything: every live learner must be merged again in every fragment.
+  if (!syncer_alive) cluster.start_syncer();
+  for (std::size_t i = 0; i < learners; ++i) {
+    if (cut[i]) cluster.partition_learner(i, false);
+    if (frozen[i]) cluster.freeze_learner(i, false);
+    if (!alive[i]) cluster.start_learner(i);
+  }
+  const TimePoint healed = t;
+  cluster.run_until(t + 600.0);
+  expect_sound(cluster);
+  for (std::size_t i = 0; i < learners; ++i) {
+    if (cluster.learner(i)->stats().state == "rejected") continue;  // ejected for its poison, or superseded
+    for (FragmentId p = 0; p < cluster.syncer()->plan().size(); ++p) {
+      EXPECT_GT(merges_with(cluster, "learner-" + std::to_string(i), p, healed), 0u)
+          << "seed " << GetParam() << ": learner " << i << " is starved on fragment " << p;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomSchedule, ::testing::Range<std::uint64_t>(1, 101));
+
+}  // namespace
+}  // namespace diloco::sim

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# `make test`: C++ tests by ctest, then Python tests by pytest; both totals; fails on zero tests. Arguments go to pytest.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+tools/setup.sh || exit 1
+python=.venv/bin/python
+build=${DILOCO_BUILD_DIR:-build/$($python -c 'import sys; print(sys.implementation.cache_tag)')}
+
+cmake -S . -B "$build" -DDILOCO_BUILD_TESTS=ON >/dev/null && cmake --build "$build" --parallel "$(nproc)" || exit 1
+rm -f "$build/ctest.xml" "$build/pytest.xml"
+ctest --test-dir "$build" --no-tests=error --output-on-failure --parallel "$(nproc)" --output-junit "$PWD/$build/ctest.xml" |
+  grep -v -E '^ *Start +[0-9]+:|^ *[0-9]+/[0-9]+ Test .* Passed '
+cpp=${PIPESTATUS[0]}
+$python -m pytest -q --junitxml "$build/pytest.xml" "$@"
+py=$?
+$python tools/test_totals.py "C++=$build/ctest.xml" "Python=$build/pytest.xml" || exit 1
+exit $((cpp != 0 || py != 0))
