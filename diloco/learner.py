@@ -129,12 +129,13 @@ class Learner:
             self._account(time.perf_counter() - start)
             self._write_log()
         logger.info("[%s] %s", self.learner_id, self._c.describe())
-        if not joined:
+        if not joined and self._c.stats()["state"] == "joining":  # the core itself says when nobody is there
             logger.warning(
-                "[%s] the global weights of the syncer at %s are not here yet; training starts from the local ones and "
-                "joins as soon as they are",
+                "[%s] the global weights of the syncer at %s were not here after %g s; training starts from the local "
+                "ones and joins as soon as they are",
                 self.learner_id,
                 self._syncer,
+                timeout_s,
             )
 
     def step(self, tokens: int = 1) -> StepResult:

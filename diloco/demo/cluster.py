@@ -116,10 +116,11 @@ class Cluster:
         return status
 
     def check_alive(self, lives: list[Life]) -> None:
-        """Raises DemoError if a learner ended by itself."""
+        """Raises DemoError if a learner ended by itself, or before it was asked to."""
+        asked = self.stop_file.exists()
         for life in lives:
             child = self._running.get(life.pid)
-            if child is not None and child.poll() not in (None, 0):
+            if child is not None and child.poll() not in ((None, 0) if asked else (None,)):
                 raise DemoError(f"{life.learner} ended with {child.returncode}:\n{self.children.last_words(child)}")
 
     def ended(self, lives: list[Life]) -> bool:

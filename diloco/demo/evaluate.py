@@ -51,7 +51,7 @@ class CurveThread(threading.Thread):
         super().__init__(name=f"curve-{folder.name}", daemon=True)
         self._folder, self._shards, self._curve, self._place = folder, shards, curve, place
         self._wake = threading.Event()
-        self._ending = False
+        self._ending = self._abandoned = False
         self.failure: Exception | None = None
 
     def run(self) -> None:
@@ -63,6 +63,8 @@ class CurveThread(threading.Thread):
             while True:
                 fresh = [path for path in weight_files(self._folder) if path not in seen]
                 for path in fresh:
+                    if self._abandoned:
+                        return
                     loss, t, step, _ = evaluator.evaluate(path)
                     point = self._place(t, step)
                     self._curve.append(LossPoint(point.t, point.step, point.tokens, loss))
@@ -82,3 +84,10 @@ class CurveThread(threading.Thread):
         self.join()
         if self.failure:
             raise self.failure
+
+    def stop(self) -> None:
+        """Leaves the rest undone and returns. A thread inside torch must not outlive the interpreter."""
+        self._abandoned = True
+        self._ending = True
+        self._wake.set()
+        self.join()

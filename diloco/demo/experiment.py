@@ -21,6 +21,7 @@ from diloco.demo.watch import StatusPoller, Tail, Watcher
 
 POLL_S = 0.1
 CLOSE_PATIENCE_S = 30.0
+STEP_PATIENCE_S = 60.0
 PAIRS, QUICK_PAIRS = 60, 30
 ALONE_SHARE = 0.6  # guess for the estimate of the rest: a step alone over a step beside three others
 
@@ -98,8 +99,13 @@ class Experiment:
 
     def until(self, text: str, steps: int, poller: StatusPoller) -> None:
         """Watches until the reference learner has made `steps` steps."""
+        seen, since = self.reference_steps(), time.monotonic()
         while self.reference_steps() < steps:
             self.cluster.check_alive(self.record.lives)
+            if self.reference_steps() > seen:
+                seen, since = self.reference_steps(), time.monotonic()
+            elif time.monotonic() - since > STEP_PATIENCE_S:
+                raise DemoError(f"{REFERENCE} made no step for {STEP_PATIENCE_S:.0f} s after step {seen}")
             self.watcher.poll()
             self.record.status = poller.latest
             self.screen.show(self.record, Phase(text, self.reference_steps(), self.timing.steps, self.rest_s()))

@@ -66,7 +66,7 @@ def train(config: LearnerConfig) -> None:
     if config.weights:
         save_weights(weights(), config.weights, step, tokens)
     ended = time.perf_counter()
-    while not os.path.exists(config.stop) and step != config.max_steps:
+    while not os.path.exists(config.stop) and (not config.max_steps or step < config.max_steps):
         start = time.perf_counter()
         inputs, targets = next(batches)
         loss = loss_of(model, inputs, targets)

@@ -103,19 +103,19 @@ class StatusPoller(threading.Thread):
     def __init__(self, endpoint: str) -> None:
         super().__init__(name="status", daemon=True)
         self._endpoint = endpoint
-        self._stop = threading.Event()
+        self._ending = threading.Event()
         self.latest: dict[str, Any] = {}
         self.failures = 0
 
     def run(self) -> None:
         import diloco
 
-        while not self._stop.wait(1.0):
+        while not self._ending.wait(1.0):
             try:
                 self.latest = diloco.status(self._endpoint, timeout_s=2.0)
             except Exception:  # the syncer may be busy or gone; the main loop notices by itself
                 self.failures += 1
 
     def stop(self) -> None:
-        self._stop.set()
+        self._ending.set()
         self.join()

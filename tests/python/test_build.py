@@ -96,7 +96,7 @@ def test_no_fmt_beside_torch(folder: str) -> None:
 @pytest.mark.parametrize("layer", LAYERS)
 def test_archive_has_no_torch_and_no_python_symbols(layer: str) -> None:
     archive = BUILD / "csrc" / "diloco" / layer / f"libdiloco_{layer}.a"
-    assert archive.exists(), f"{archive} is not there; run `make setup`"
+    assert archive.exists(), f"{archive} is not there; run `make test`"
     listing = subprocess.run(["nm", "-u", "-C", str(archive)], capture_output=True, text=True, check=True).stdout
     undefined = re.findall(r"^\s+U (.+)$", listing, re.MULTILINE)
     assert undefined, "nm lists nothing at all"

@@ -3,6 +3,7 @@
 Nothing here is timed: a learner "goes on" when it reports so many further steps before the (generous) deadline.
 """
 
+import contextlib
 import random
 import signal
 import socket
@@ -86,35 +87,40 @@ def test_memory_after_a_death_in_mid_upload_is_at_most_one_fragment_above_before
     syncer.wait_merges("victim", 12, start=0)
     syncer.wait_merges("a", 12, start=0)
     fragment = 4 * max(one["numel"] for one in syncer.status()["fragments"])
-    before = syncer.memory_bytes("VmHWM")
+    usual = syncer.memory_bytes("VmHWM")
     connection = relay.hold("up", message="chunk", at=5000).wait()
     victim.kill()
+    assert syncer.memory_bytes() <= usual + fragment  # with the torn upload in it
     connection.cut()
     syncer.wait_merges("a", 8)
-    assert syncer.memory_bytes("VmHWM") <= before + fragment
-    status = syncer.status()
-    assert status["memory"]["payload_bytes"] <= 2 * fragment
+    assert syncer.memory_bytes() <= usual + fragment
+    until(other, lambda: syncer.status()["memory"]["payload_bytes"] == 0, "no payload of a dead learner is kept")
     run.end(syncer, other)
 
 
 def test_random_kills_under_load(run):
+    """Four learners at full speed, six deaths: nobody else stops, and a dead one's payloads are not kept."""
     syncer = run.syncer()
-    steady = [run.learner(syncer, name, seed=i) for i, name in enumerate("ab")]
-    dice = random.Random(20)
-    victims = {name: run.learner(syncer, name, seed=ord(name), step_time_s=0.002) for name in "xy"}
-    for one in steady:
-        syncer.wait_merges(one.learner_id, start=0)
+    big = {"width": 512, "depth": 4, "batch": 8, "step_time_s": 0}  # fragments of a quarter Mi elements
+    steady = [run.learner(syncer, name, seed=i, **big) for i, name in enumerate("ab")]
+    victims = {name: run.learner(syncer, name, seed=ord(name), **big) for name in "xy"}
+    for name in "abxy":
+        syncer.wait_merges(name, 6, start=0)
+    fragment = 4 * max(one["numel"] for one in syncer.status()["fragments"])
     starts = [one.mark() for one in steady]
+    usual = syncer.memory_bytes("VmHWM")  # the peak of everyday work: what is resident at a given moment varies
+    dice = random.Random(20)
     for number in range(6):
         name = "xy"[number % 2]
-        victims[name].steps(dice.randint(1, 60))
+        victims[name].steps(dice.randint(1, 40))
         victims[name].kill()
-        victims[name] = run.learner(syncer, name, seed=number, step_time_s=0.002)
+        victims[name] = run.learner(syncer, name, seed=number, **big)
     for name, one in victims.items():
         one.wait_for("joined", lambda event: event["state"] == "training")
         syncer.wait_merges(name)
     for one, start in zip(steady, starts, strict=True):
         never_stopped(one, start)
+    assert syncer.memory_bytes() <= usual + fragment
     report = run.end(syncer, *steady, *victims.values())
     for name in "xy":
         states = [life["state"] for life in report["learners"][name]["incarnations"]]
@@ -138,17 +144,22 @@ def test_a_killed_learner_comes_back_and_adopts_the_global_weights(run):
     run.end(syncer, steady, back)
 
 
-def test_a_killed_syncer_restarted_without_state_costs_nobody_anything(run):
+@pytest.mark.parametrize("moment", ["any", "mid_upload"])
+def test_a_killed_syncer_restarted_without_state_costs_nobody_anything(moment, run, tap):
     """Also F063: nothing of the old epoch is applied, and no learner needs a hand."""
     old = run.syncer()
-    learners = [run.learner(old, name, seed=i) for i, name in enumerate("ab")]
+    relay = tap(old)
+    learners = [run.learner(at, name, seed=i) for i, (name, at) in enumerate({"a": old, "b": relay}.items())]
     for one in learners:
         old.wait_merges(one.learner_id, 8, start=0)
         one.steps(150)
     first_loss = learners[0].wait_for("joined")["held_out"]
     epoch = old.status()["epoch"]
     starts = [one.mark() for one in learners]
+    held = relay.hold("up", message="chunk", at=200).wait() if moment == "mid_upload" else None
     assert old.kill() == -signal.SIGKILL
+    if held:
+        held.cut()
     for one, start in zip(learners, starts, strict=True):
         one.wait_for("step", lambda event: event["state"] == "away", start=start)
         one.steps(20)
@@ -158,18 +169,15 @@ def test_a_killed_syncer_restarted_without_state_costs_nobody_anything(run):
     new = run.restart(old)
     for one in learners:
         one.wait_for("step", lambda event: event["state"] == "training" and event["epoch"] > epoch, start=one.mark())
-    fragments = len(new.wait_for("plan")["fragments"])
-    for fragment in range(fragments):
+    for fragment in range(len(new.wait_for("plan")["fragments"])):
         new.wait_for("recover", lambda event, fragment=fragment: event["fragment"] == fragment)
-    for one in learners:
+    for one, start in zip(learners, starts, strict=True):
         new.wait_merges(one.learner_id, 4)
         one.steps(20)
-        worst = max(event["held_out"] for event in one.events[-20:])
+        steps = [event for event in one.events[start:] if event["event"] == "step"]
+        worst = max(event["held_out"] for event in steps[-20:])
         assert worst < 1.3 * before, f"loss {before:.3f} before the syncer died, {worst:.3f} after it came back"
-        calls = [
-            event["in_diloco_s"] for event in one.events[starts[learners.index(one)] :] if event["event"] == "step"
-        ]
-        assert max(calls) < 1.0
+        assert max(event["in_diloco_s"] for event in steps) < 1.0
     assert all(event["version"][0] > epoch for event in new.events if event["event"] == "merge")
     report = run.end(new, *learners)
     assert set(report["learners"]) == {"a", "b"}
@@ -219,9 +227,10 @@ def test_a_duplicate_id_is_refused_and_the_first_is_not_disturbed(run):
 def test_a_quorum_above_the_learners_there_are_waits_and_says_so(run):
     syncer = run.syncer(min_quorum=2)
     alone = run.learner(syncer, "a")
+    alone.steps(12)
     text = until(alone, lambda: syncer.status()["waiting"], "status says what it waits for")
-    assert "learner" in text and "2" in text
-    syncer.wait_line("wait")
+    assert "1 of 2 learners" in text and "min_quorum" in text
+    syncer.wait_line("min_quorum", timeout_s=20)  # and its log says it without being asked
     alone.steps(30)  # it trains on meanwhile
     assert not [event for event in syncer.events if event["event"] == "merge"]
     second = run.learner(syncer, "b", seed=1)
@@ -365,8 +374,9 @@ def test_junk_costs_the_sender_the_connection_and_nobody_else(run):
         with socket.create_connection((host, int(port)), timeout=30) as peer:
             peer.sendall(junk)
             peer.shutdown(socket.SHUT_WR)
-            while peer.recv(4096):  # until the syncer ends it
-                pass
+            with contextlib.suppress(ConnectionResetError):
+                while peer.recv(4096):  # until the syncer ends it
+                    pass
     syncer.wait_merges("a", 2)
     never_stopped(steady, start)
     assert [one["id"] for one in syncer.status()["learners"]] == ["a"]

@@ -24,8 +24,11 @@ void LearnerCore::Impl::stage(FragmentId p) {
   const bool late = lockstep && fragment.pull && fragment.pull->clock <= clock && !fragment.staged;
   const bool wanted = lockstep ? on_schedule || late : fragment.armed || fragment.pull;
   if (on_schedule) fragment.expecting = true;
+  // Work sent and then overwritten here must be settled first, or two accounts of the same fragment would be open.
+  if (fragment.limbo_from < fragment.limbo_to) return;
   if (!wanted || tokens <= fragment.from || fragment.adopted.epoch != epoch || epoch == 0) return;
-  if (fragment.readopt || (!lockstep && fragment.ready)) return;  // about to change under the copy
+  // About to change under the copy; but a waiting pull is answered first, or overwriting would starve slow learners.
+  if (fragment.readopt || (!lockstep && fragment.ready && !fragment.pull)) return;
   BufferPtr out = staging_buffer(fragment, p);
   if (!out) return;
   fragment.staging = Staged{out, fragment.from, tokens, steps - fragment.from_steps, clock, fragment.adopted};
@@ -120,14 +123,25 @@ void LearnerCore::Impl::settle_limbo(FragmentId p, std::uint64_t merged_to) {
   fragment.limbo_from = fragment.limbo_to = 0;
 }
 
+// The limbo interval ends where the newest copy ends that can still be merged.
+void LearnerCore::Impl::shrink_limbo(FragmentId p, DiscardReason reason) {
+  LearnerFragment& fragment = fragments[p];
+  if (fragment.limbo_from == fragment.limbo_to) return;
+  std::uint64_t end = fragment.limbo_from;
+  for (const auto& image : fragment.sent) {
+    if (image.staged.from == fragment.limbo_from) end = std::max(end, image.staged.to);
+  }
+  end = std::min(end, fragment.limbo_to);
+  discard(p, end, fragment.limbo_to, reason);
+  fragment.limbo_to = end;
+}
+
 // The local work since `from` is given up, except what has been sent and may still be merged.
 void LearnerCore::Impl::drop_local_work(FragmentId p, DiscardReason reason) {
   LearnerFragment& fragment = fragments[p];
   std::uint64_t sent_to = fragment.from;
-  if (reason != DiscardReason::kNonfinite) {
-    for (const auto& image : fragment.sent) {
-      if (image.staged.from == fragment.from) sent_to = std::max(sent_to, image.staged.to);
-    }
+  for (const auto& image : fragment.sent) {
+    if (image.staged.from == fragment.from) sent_to = std::max(sent_to, image.staged.to);
   }
   if (sent_to > fragment.from) {
     discard(p, fragment.limbo_from, fragment.limbo_to, DiscardReason::kOverwritten);
@@ -158,9 +172,9 @@ void LearnerCore::Impl::adopt(FragmentId p) {
   action.blend_alpha = static_cast<float>(settings.blend_alpha);
 
   if (merged_to < fragment.merged_to) {
-    // A syncer that lost its state went on from older weights: what they do not contain is lost.
-    discard(p, merged_to, fragment.merged_to, DiscardReason::kLost);
-    tokens_merged -= std::min(tokens_merged, fragment.merged_to - merged_to);
+    // A syncer that lost its state went on from older weights. Its event log says which merges that undid.
+    log(LogLevel::kWarning, fmt::format("fragment {}: the syncer lost what it had merged of this learner after token {}",
+                                        p, merged_to));
   }
   const bool first = fragment.adopted.none();
   if (merged_to > fragment.from) {
@@ -186,7 +200,11 @@ void LearnerCore::Impl::adopt(FragmentId p) {
     if (merged_to > fragment.limbo_from && fragment.limbo_from < fragment.limbo_to) ++contributions_merged;
     settle_limbo(p, merged_to);
   }
-  std::erase_if(fragment.sent, [&](const SentImage& sent) { return sent.gone && sent.staged.to <= merged_to; });
+  const bool new_life = image.version.epoch > fragment.adopted.epoch;
+  std::erase_if(fragment.sent, [&](const SentImage& sent) {
+    return (sent.gone && sent.staged.to <= merged_to) || sent.staged.base.epoch < image.version.epoch;
+  });
+  if (new_life) shrink_limbo(p, DiscardReason::kOverwritten);  // what the old life held went down with it
 
   if (fragment.readopt) {
     action.formula = AdoptFormula::kOverwrite;

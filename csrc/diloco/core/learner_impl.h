@@ -97,6 +97,7 @@ struct LearnerCore::Impl {
   bool must_hold(FragmentId fragment) const;
   void discard(FragmentId fragment, std::uint64_t from, std::uint64_t to, DiscardReason reason);
   void settle_limbo(FragmentId fragment, std::uint64_t merged_to);
+  void shrink_limbo(FragmentId fragment, DiscardReason reason);
   void drop_local_work(FragmentId fragment, DiscardReason reason);
   BufferPtr staging_buffer(LearnerFragment& state, FragmentId fragment);
 
@@ -113,7 +114,8 @@ struct LearnerCore::Impl {
   TimePoint attempt_deadline = 0.0;  // when neither down nor up
   unsigned failures = 0;
   SessionId session = 0;
-  std::uint64_t epoch = 0;
+  std::uint64_t epoch = 0;          // the highest seen
+  std::uint64_t session_epoch = 0;  // of the last WELCOME
   Liveness liveness;
   TimePoint away_since = -1.0;
   bool told_away = false;

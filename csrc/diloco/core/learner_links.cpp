@@ -9,7 +9,7 @@
 namespace diloco {
 
 constexpr Seconds kFirstRetryS = 0.1;
-constexpr Seconds kLastRetryS = 5.0;
+constexpr Seconds kLastRetryS = 2.0;  // below the time a recovering syncer gathers holders
 constexpr std::uint64_t kAnchorTag = 1ull << 63;  // | fragment: tag of an anchor's transfer
 constexpr std::size_t kGoneImagesKept = 2;  // fully sent: the one the syncer holds and the one that may replace it
 
@@ -86,7 +86,8 @@ void LearnerCore::Impl::lose(const std::string& why, bool at_once) {
   actions.push_back(DropChannel{Channel::kBulk});
   uplink.reset(0);
   downlink.reset();
-  for (auto& fragment : fragments) {
+  for (FragmentId p = 0; p < fragments.size(); ++p) {
+    LearnerFragment& fragment = fragments[p];
     fragment.pull.reset();
     fragment.anchor_wanted = fragment.anchor_sending = false;
     // Images not adopted yet belong to a session that is over; the next one sends its own.
@@ -128,6 +129,7 @@ void LearnerCore::Impl::on_frame(const ChannelFrame& frame) {
     return link == Link::kGreeting ? on_welcome(header, frame.payload) : broken("out of place");
   }
   if (header.session != session || session == 0) return;  // of an earlier session
+  epoch = std::max(epoch, header.epoch);  // another learner may have forced a later one
   switch (header.type) {
     case MessageType::kHeartbeat:
       if (const auto beat = decode_heartbeat(frame.payload, &why); !beat) broken(why);
@@ -196,8 +198,18 @@ void LearnerCore::Impl::on_welcome(const Header& header, Bytes payload) {
   if (plan && (*plan != welcome->plan || layout != welcome->layout)) {
     return refuse("the syncer came back with another plan (num_fragments or fragmenter changed); start this learner again");
   }
+  for (FragmentId p = 0; p < fragments.size(); ++p) {
+    // The same life of the syncer says what it still holds. Another life will tell with its first version what the
+    // recovered weights contain; until then nothing is known.
+    if (header.epoch != session_epoch) continue;
+    std::erase_if(fragments[p].sent, [&](const SentImage& image) {
+      return image.staged.base.epoch == header.epoch && image.staged.to > welcome->merged_to[p] &&
+             std::find(welcome->held.begin(), welcome->held.end(), std::pair(p, image.staged.to)) == welcome->held.end();
+    });
+    shrink_limbo(p, DiscardReason::kOverwritten);
+  }
   session = header.session;
-  epoch = header.epoch;
+  epoch = session_epoch = header.epoch;
   lane_token = welcome->lane_token;
   settings = from_syncer;
   if (!plan) {
@@ -343,11 +355,7 @@ void LearnerCore::Impl::on_verdict(const Verdict& verdict) {
   std::erase_if(fragment.sent, [&](const SentImage& image) {
     return image.gone && image.staged.from == verdict.from && image.staged.to == verdict.to;
   });
-  if (fragment.limbo_from < fragment.limbo_to && verdict.from == fragment.limbo_from &&
-      verdict.to >= fragment.limbo_to) {
-    discard(verdict.fragment, fragment.limbo_from, fragment.limbo_to, verdict.reason);
-    fragment.limbo_from = fragment.limbo_to = 0;
-  }
+  if (verdict.from == fragment.limbo_from) shrink_limbo(verdict.fragment, verdict.reason);
   if (!verdict.readopt) return;
   // NaN in one fragment has reached all others through the forward pass: take everything again.
   for (auto& other : fragments) other.readopt = verdict.reason;

@@ -97,6 +97,7 @@ using SyncerAction = std::variant<SendTo, CutPeer, RunScreen, RunInit, RunMerge,
 struct SyncerCoreOptions {
   Settings settings;
   std::uint64_t payload_memory_bytes = 1ull << 30;
+  std::uint64_t epoch_floor = 0;              // highest epoch an earlier life is known to have used; 0 = none known
   std::function<std::uint64_t()> random;      // session ids and lane tokens
 };
 

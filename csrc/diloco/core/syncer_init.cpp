@@ -8,9 +8,12 @@
 
 namespace diloco {
 
+// Longer than a learner's longest back-off: those that trained on while the syncer was away are all here by then.
+constexpr Seconds kGatherS = 3.0;
+
 // A learner that reports versions of an earlier epoch: the state was lost, so give the others a moment to report
-// theirs before electing; one that is newer than what a fragment was recovered from replaces it as long as no outer
-// step has been made on it here.
+// theirs before electing. Weights taken from a fresh learner meanwhile give way as long as no outer step has been made
+// on them; weights recovered from an older version do not, since others have settled their accounts by them.
 void SyncerCore::Impl::maybe_recover(Session& session) {
   bool has_versions = false;
   for (FragmentId p = 0; p < slots.size(); ++p) {
@@ -19,7 +22,7 @@ void SyncerCore::Impl::maybe_recover(Session& session) {
     has_versions = true;
     FragmentSlot& slot = slots[p];
     if (!slot.state || reported <= slot.origin) continue;
-    if (slot.merged_here || slot.open_round != 0) {
+    if (slot.merged_here || slot.open_round != 0 || !slot.origin.none()) {
       log(LogLevel::kWarning,
           fmt::format("fragment {}: learner '{}' holds the later version {}, but this syncer has already gone on from "
                       "{}; that progress is lost", p, session.account->learner, to_string(reported),
@@ -33,7 +36,7 @@ void SyncerCore::Impl::maybe_recover(Session& session) {
   bool missing = false;
   for (const auto& slot : slots) missing = missing || (!slot.state && slot.init_from == 0);
   if (has_versions && missing && !elect_at) {
-    elect_at = now + settings.heartbeat_interval_s;
+    elect_at = now + kGatherS;
   }
 }
 
@@ -118,6 +121,7 @@ void SyncerCore::Impl::on_init_done(const InitDone& done) {
   }
   const bool recovered = !begin.base.none();
   if (recovered) {
+    // Merges of later versions, as far as the log shows any, went down with the old state.
     record(nlohmann::json{{"event", "recover"}, {"fragment", p}, {"from_version", to_json(begin.base)},
                           {"version", to_json(slot.state->version)}, {"from", slot.init_learner}});
   }

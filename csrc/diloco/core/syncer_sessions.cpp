@@ -145,10 +145,17 @@ void SyncerCore::Impl::set_layout(const Layout& given) {
 
 void SyncerCore::Impl::bump_epoch(std::uint64_t at_least) {
   const bool first = epoch == 0;
-  epoch = std::max(epoch + 1, at_least);
+  epoch = std::max({epoch + 1, options.epoch_floor + 1, at_least});
   record(nlohmann::json{{"event", "epoch"}, {"epoch", epoch}});
   if (first) return;
   log(LogLevel::kWarning, fmt::format("a learner has seen a later epoch; this syncer goes on as epoch {}", epoch));
+  for (auto& [incarnation, account] : accounts) {  // bases of an earlier epoch are not merged
+    for (auto& held : account.mailbox) {
+      if (!held) continue;
+      refuse(held->learner, incarnation, held->begin, DiscardReason::kStale, false, "the epoch has changed");
+      held.reset();
+    }
+  }
   for (FragmentId p = 0; p < slots.size(); ++p) {
     if (!slots[p].state) continue;
     auto renamed = std::make_shared<FragmentState>(*slots[p].state);
@@ -229,6 +236,19 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
   welcome.settings = settings.to_map();
   for (const auto& slot : slots) welcome.versions.push_back(slot.state ? slot.state->version : Version{});
   welcome.merged_to = account.merged_to;
+  for (FragmentId p = 0; p < plan.size(); ++p) {
+    if (account.mailbox[p]) welcome.held.emplace_back(p, account.mailbox[p]->begin.to);
+  }
+  for (const auto& [job, info] : jobs) {
+    if (info.contribution.incarnation == account.incarnation) {
+      welcome.held.emplace_back(info.fragment, info.contribution.begin.to);
+    }
+  }
+  for (const auto& [number, round] : rounds) {
+    for (const auto& member : round.members) {
+      if (member.incarnation == account.incarnation) welcome.held.emplace_back(round.fragment, member.begin.to);
+    }
+  }
   send(peer, MessageType::kWelcome, &session, encode(welcome));
   record(nlohmann::json{{"event", "join"}, {"learner", account.learner}, {"incarnation", hex(account.incarnation)},
                         {"host", account.host}, {"pid", account.pid}, {"epoch", epoch}});

@@ -182,6 +182,9 @@ void SyncerCore::Impl::refuse(const std::string& learner, Incarnation incarnatio
   log(reason == DiscardReason::kStale ? LogLevel::kDebug : LogLevel::kWarning,
       fmt::format("refused learner '{}' on fragment {}, tokens [{}, {}): {}", learner, begin.fragment, begin.from,
                   begin.to, text));
+  for (auto& [number, round] : rounds) {  // it may be asked again while the round is open
+    if (round.fragment == begin.fragment) round.pulled.erase(learner);
+  }
   for (auto& [id, session] : sessions) {
     if (session.control == 0 || session.account != &account) continue;
     Verdict verdict{begin.fragment, begin.from, begin.to, reason, readopt, text};

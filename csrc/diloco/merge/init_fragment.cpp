@@ -18,6 +18,9 @@ InitResult run_init(const InitJob& job) {
   }
   auto bytes = Buffer::make(job.out.bytes);
   encode_payload(job.out, state->theta->f32(), bytes->data());
+  // A large f32 can round to Inf in bf16.
+  result.finite = screen(job.out, bytes->data()).finite;
+  if (!result.finite) return result;
   result.image = make_image(bytes, job.chunk_bytes);
   result.state = std::move(state);
   return result;

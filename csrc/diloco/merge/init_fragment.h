@@ -17,7 +17,7 @@ struct InitJob {
 };
 
 struct InitResult {
-  bool finite = false;
+  bool finite = false;                         // of the anchor and of its image
   std::shared_ptr<const FragmentState> state;  // outer state zero; valid if finite
   Image image;                                 // valid if finite
 };

@@ -50,6 +50,14 @@ struct Account {
   std::map<FragmentId, std::vector<std::array<std::uint64_t, 2>>> discarded, in_flight;
 };
 
+bool covered(std::vector<std::array<std::uint64_t, 2>> spans, std::uint64_t from, std::uint64_t to) {
+  std::sort(spans.begin(), spans.end());
+  for (const auto& [begin, end] : spans) {
+    if (begin <= from) from = std::max(from, end);
+  }
+  return from >= to;
+}
+
 }  // namespace
 
 struct Cluster::Impl {
@@ -86,6 +94,7 @@ struct Cluster::Impl {
     SyncerCoreOptions core;
     core.settings = options.settings;
     core.payload_memory_bytes = options.payload_memory_bytes;
+    core.epoch_floor = epoch_floor;
     core.random = [this] { return random(); };
     syncer = std::make_unique<SyncerCore>(std::move(core));
     ++syncer_life;
@@ -144,25 +153,31 @@ struct Cluster::Impl {
   void on_record(const std::string& line) {
     records.push_back(line);
     const auto json = nlohmann::json::parse(line);
+    if (json["event"] == "epoch") epoch_floor = json["epoch"];
     if (json["event"] == "merge") {
       MergeRecord merge;
       merge.fragment = json["fragment"];
       merge.version = {json["version"][0], json["version"][1]};
       merge.at = now;
+      merge.syncer_life = syncer_life;
       merge.reason = json["reason"];
       for (const auto& member : json["members"]) {
         merge.members.push_back({member["learner"], std::stoull(member["incarnation"].get<std::string>(), nullptr, 16),
                                  member["from"], member["to"], member["weight"]});
       }
       merges.push_back(std::move(merge));
+    } else if (json["event"] == "init" && json["from"] != "recovered") {
+      // Weights from a fresh learner: earlier merges are void, unless a recovery in the same life brings them back.
+      for (auto& merge : merges) {
+        if (merge.fragment == json["fragment"] && merge.lost_in_life == 0) merge.lost_in_life = syncer_life;
+      }
     } else if (json["event"] == "recover") {
-      // What later versions had merged is void.
-      const FragmentId p = json["fragment"];
       const Version from{json["from_version"][0], json["from_version"][1]};
-      const Version to{json["version"][0], json["version"][1]};
-      std::erase_if(merges, [&](const MergeRecord& merge) {
-        return merge.fragment == p && merge.version > from && merge.version < to;
-      });
+      for (auto& merge : merges) {
+        if (merge.fragment != json["fragment"]) continue;
+        if (merge.lost_in_life == syncer_life) merge.lost_in_life = 0;
+        if (merge.version > from && merge.lost_in_life == 0) merge.lost_in_life = syncer_life;
+      }
     }
   }
 
@@ -173,6 +188,7 @@ struct Cluster::Impl {
     ++node.life;
     node.steps = 0;
     node.holding = node.frozen = false;
+    node.held_frames.clear();
     node.wake_at = -1.0;
     node.local.clear();
     for (const auto& tensor : options.layout.tensors) {
@@ -363,7 +379,7 @@ struct Cluster::Impl {
   void deliver(std::size_t i, std::function<void()> what, TimePoint when) {
     at(when, [this, i, what = std::move(what)]() mutable {
       Node& node = nodes[i];
-      if (node.frozen || node.cut_off || !node.held_frames.empty()) node.held_frames.push_back(std::move(what));
+      if (node.frozen || node.cut_off) node.held_frames.push_back(std::move(what));
       else what();
     });
   }
@@ -433,6 +449,7 @@ struct Cluster::Impl {
   std::priority_queue<Later, std::vector<Later>, std::greater<>> queue;
   std::unique_ptr<SyncerCore> syncer;
   std::uint64_t syncer_life = 0;
+  std::uint64_t epoch_floor = 0;  // as the event log on disk tells the next life
   TimePoint syncer_wake = -1.0;
   bool stopped = false;
   std::vector<Node> nodes;
@@ -458,6 +475,28 @@ void Cluster::freeze_learner(std::size_t i, bool frozen) {
 void Cluster::partition_learner(std::size_t i, bool cut_off) {
   impl_->nodes[i].cut_off = cut_off;
   impl_->release(impl_->nodes[i]);
+}
+std::string Cluster::account_text(const std::string& id, FragmentId p) const {
+  std::string text;
+  for (const auto& [incarnation, account] : impl_->accounts) {
+    if (account.learner != id) continue;
+    text += fmt::format("{:016x}: {} tokens\n", incarnation, account.tokens);
+    for (const auto& merge : impl_->merges) {
+      for (const auto& member : merge.members) {
+        if (member.incarnation != incarnation || merge.fragment != p) continue;
+        text += fmt::format("  merged [{}, {}) in {} at {:.2f} by life {}{}\n", member.from, member.to,
+                            to_string(merge.version), merge.at, merge.syncer_life, merge.lost_in_life ? ", lost" : "");
+      }
+    }
+    const auto list = [&](const char* what, const auto& spans) {
+      if (const auto it = spans.find(p); it != spans.end()) {
+        for (const auto& [from, to] : it->second) text += fmt::format("  {} [{}, {})\n", what, from, to);
+      }
+    };
+    list("discarded", account.discarded);
+    list("in flight", account.in_flight);
+  }
+  return text;
 }
 void Cluster::kill_syncer() { impl_->kill_syncer(); }
 void Cluster::start_syncer() { impl_->start_syncer(); }
@@ -492,19 +531,22 @@ double Cluster::merged_fraction(const std::string& id) const {
 
 std::vector<std::string> Cluster::check() const {
   std::vector<std::string> violations;
-  std::map<std::pair<Incarnation, FragmentId>, std::vector<std::array<std::uint64_t, 2>>> intervals;
-  std::map<FragmentId, Version> last;
+  std::map<std::pair<Incarnation, FragmentId>, std::vector<std::array<std::uint64_t, 2>>> intervals, lost;
+  // Of one life: a syncer that restarts when no learner is left to tell begins anew.
+  std::map<std::pair<std::uint64_t, FragmentId>, Version> last;
   for (const auto& merge : impl_->merges) {
     if (merge.members.size() < impl_->options.settings.min_quorum) {
       violations.push_back(fmt::format("fragment {} version {} merged {} < K members", merge.fragment,
                                        to_string(merge.version), merge.members.size()));
     }
-    if (merge.version <= last[merge.fragment]) {
+    Version& newest = last[{merge.syncer_life, merge.fragment}];
+    if (merge.version <= newest) {
       violations.push_back(fmt::format("fragment {}: version {} does not increase", merge.fragment, to_string(merge.version)));
     }
-    last[merge.fragment] = merge.version;
+    newest = merge.version;
     for (const auto& member : merge.members) {
-      intervals[{member.incarnation, merge.fragment}].push_back({member.from, member.to});
+      const std::pair key{member.incarnation, merge.fragment};
+      (merge.lost_in_life ? lost : intervals)[key].push_back({member.from, member.to});
     }
   }
   for (const auto& [incarnation, account] : impl_->accounts) {
@@ -519,12 +561,12 @@ std::vector<std::string> Cluster::check() const {
     std::uint64_t at = 0;
     for (const auto& [from, to] : list) {
       if (from < at) violations.push_back(fmt::format("{} fragment {}: tokens [{}, {}) are counted twice", account.learner, key.second, from, std::min(at, to)));
-      // A gap is work that only the syncer can still merge, and must have been declared as such.
-      const auto declared = account.in_flight.find(key.second);
-      const bool in_flight = declared != account.in_flight.end() &&
-                             std::any_of(declared->second.begin(), declared->second.end(),
-                                         [&](const auto& span) { return span[0] <= at && from <= span[1]; });
-      if (from > at && !in_flight) violations.push_back(fmt::format("{} fragment {}: tokens [{}, {}) are unaccounted for", account.learner, key.second, at, from));
+      // A gap is work that only the syncer can still merge, or that went down with it; both are on record.
+      std::vector<std::array<std::uint64_t, 2>> declared = lost[key];
+      if (const auto sent = account.in_flight.find(key.second); sent != account.in_flight.end()) {
+        declared.insert(declared.end(), sent->second.begin(), sent->second.end());
+      }
+      if (from > at && !covered(declared, at, from)) violations.push_back(fmt::format("{} fragment {}: tokens [{}, {}) are unaccounted for", account.learner, key.second, at, from));
       at = std::max(at, to);
     }
     if (at > account.tokens) violations.push_back(fmt::format("{} fragment {}: {} tokens counted, {} made", account.learner, key.second, at, account.tokens));

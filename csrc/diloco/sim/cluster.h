@@ -42,6 +42,7 @@ struct MergeRecord {
   FragmentId fragment = 0;
   Version version;
   TimePoint at = 0.0;
+  std::uint64_t syncer_life = 0;
   std::string reason;
   struct Member {
     std::string learner;
@@ -49,6 +50,7 @@ struct MergeRecord {
     std::uint64_t from = 0, to = 0;
     double weight = 0.0;
   };
+  std::uint64_t lost_in_life = 0;  // 0, or the life of the syncer that went on without this version
   std::vector<Member> members;
 };
 
@@ -84,6 +86,8 @@ class Cluster {
   // Share of a learner's tokens that was merged, over all its lives, averaged over fragments.
   double merged_fraction(const std::string& learner_id) const;
 
+  // Every interval of a learner on a fragment, for reports of failures.
+  std::string account_text(const std::string& learner_id, FragmentId fragment) const;
   // Violated invariants, one sentence each; empty is good.
   std::vector<std::string> check() const;
 

@@ -19,8 +19,9 @@ bool is_host_character(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '-' || c == '_';
 }
 
-[[noreturn]] void refuse(const std::string& text, const std::string& problem) {
-  throw ConfigError(std::string(kForm) + "; got '" + text + "'" + (problem.empty() ? "" : ": " + problem));
+[[noreturn]] void refuse(std::string text, const std::string& problem) {
+  std::replace(text.begin(), text.end(), '\0', '?');
+  throw ConfigError(std::string(kForm) + "; got '" + text + "': " + problem);
 }
 
 std::uint16_t parse_port(const std::string& text, const std::string& port) {

@@ -49,7 +49,8 @@ using TransportEvent = std::variant<InFrame, PeerGone, Connected, Disconnected>;
 
 struct TransportLimits {
   std::uint64_t chunk_bytes = 1 << 20;  // payload bound of kChunk; other types: max_payload_bytes()
-  Seconds first_frame_deadline_s = 5.0;  // server: a connection that sends no valid frame by then is cut
+  // Server: a connection that sends no valid frame by then is cut. Client: limit of ZeroMQ's own handshake.
+  Seconds first_frame_deadline_s = 5.0;
   std::uint32_t max_peers = 1024;        // server: further connections are cut
   Seconds linger_s = 2.0;                // close(): how long queued frames may still go out
 };
@@ -80,7 +81,7 @@ class ServerTransport {
 class ClientTransport {
  public:
   virtual ~ClientTransport() = default;
-  // Starts connecting one channel; Connected or Disconnected follows within about 10 s. Closes an older connection of
+  // Starts connecting one channel; Connected or Disconnected follows within 11 s. Closes an older connection of
   // the channel. Nothing reconnects by itself: after Disconnected the owner decides when to call this again.
   virtual void connect(Channel channel) = 0;
   virtual void disconnect(Channel channel) = 0;  // no event follows

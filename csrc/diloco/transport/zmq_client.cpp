@@ -12,7 +12,6 @@ namespace {
 using namespace zmq_detail;
 
 constexpr Seconds kConnectTimeout = 5.0;
-constexpr Seconds kHandshakeTimeout = 5.0;
 
 // One connection: a DEALER that connects once and is thrown away when that ends.
 struct Line {
@@ -41,6 +40,8 @@ class Client {
   TransportCounters counters() const { return counters_; }
 
  private:
+  // libzmq's own two limits, and a little: some failures (a name that no longer resolves) it does not report.
+  Seconds connect_limit() const { return kConnectTimeout + limits_.first_frame_deadline_s + 0.5; }
   Line& line(Channel channel) { return lines_[static_cast<std::size_t>(channel)]; }
   static Line close_line(Line old, Seconds linger) {
     old.monitor.stop();
@@ -69,10 +70,12 @@ void Client::connect(Channel channel) {
   const std::uint64_t largest = std::max({max_payload_bytes(MessageType::kWelcome, limits_.chunk_bytes),
                                           max_payload_bytes(MessageType::kStatusReply, limits_.chunk_bytes),
                                           limits_.chunk_bytes});
-  set_common_options(fresh.socket, largest, kHandshakeTimeout);
+  set_common_options(fresh.socket, largest, limits_.first_frame_deadline_s);
   fresh.socket.set(ZMQ_CONNECT_TIMEOUT, static_cast<int>(kConnectTimeout * 1000));
-  // No queue before there is a connection: what is sent goes to the peer we know, or nowhere.
-  fresh.socket.set(ZMQ_IMMEDIATE, 1);
+  // Nothing may reconnect behind our back: the socket is closed as soon as its connection ends. The documented ways to
+  // say so, RECONNECT_IVL -1 and IMMEDIATE 1, make libzmq throw away frames that have arrived and not been read yet,
+  // such as the REJECT before a cut; so the delay is 24 days instead.
+  fresh.socket.set(ZMQ_RECONNECT_IVL, std::numeric_limits<int>::max());
   fresh.monitor = Monitor(context_, fresh.socket,
                           ZMQ_EVENT_CONNECTED | ZMQ_EVENT_CLOSED | ZMQ_EVENT_DISCONNECTED |
                               ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
@@ -98,7 +101,7 @@ void Client::poll(Seconds timeout, std::vector<TransportEvent>* events) {
       if (!line.socket) continue;
       items.push_back({line.socket.get(), 0, ZMQ_POLLIN, 0});
       items.push_back({line.monitor.get(), 0, ZMQ_POLLIN, 0});
-      if (!line.connected) next = std::min(next, line.started + kConnectTimeout + kHandshakeTimeout);
+      if (!line.connected) next = std::min(next, line.started + connect_limit());
     }
     if (!wait(items.data(), static_cast<int>(items.size()), next)) return;
   }
@@ -110,7 +113,7 @@ void Client::serve(Channel channel, TimePoint now, std::vector<TransportEvent>* 
   drain_monitor(one, channel, events);
   // Frames that came before the end are delivered before the end is told.
   if (one.connected && !drain_frames(one, channel, events)) return;
-  if (!one.connected && !one.ended && now >= one.started + kConnectTimeout + kHandshakeTimeout) {
+  if (!one.connected && !one.ended && now >= one.started + connect_limit()) {
     one.ended = true;
     one.why = "no answer from " + endpoint_;
   }

@@ -78,8 +78,8 @@ class Socket {
   void* handle_ = nullptr;
 };
 
-// Options both ends share: no high-water mark (credit bounds memory, nothing is ever dropped), no reconnecting behind
-// our back, keepalive, frame size limit.
+// Options both ends share: no high-water mark (credit bounds memory, nothing is ever dropped), keepalive, limits of
+// frame size and of ZeroMQ's handshake.
 void set_common_options(Socket& socket, std::uint64_t max_frame_bytes, Seconds handshake_limit);
 
 // Received frame. Movable through shared_ptr only; closing is safe on any thread.

@@ -86,6 +86,7 @@ class Server {
                                             limits.chunk_bytes});
     set_common_options(router_, largest, limits.first_frame_deadline_s);
     router_.set(ZMQ_ROUTER_MANDATORY, 1);
+    router_.set(ZMQ_BACKLOG, 1024);  // all learners come back at once after a restart
     monitor_ = Monitor(context_, router_,
                        ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
                            ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);

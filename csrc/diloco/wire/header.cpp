@@ -123,11 +123,14 @@ std::array<std::byte, kHeaderBytes> encode_header(const Header& h) {
   return out;
 }
 
-std::optional<Header> decode_header(std::span<const std::byte> bytes, std::string* why) {
-  if (bytes.size() != kHeaderBytes) {
+std::optional<Header> decode_header(std::span<const std::byte> received, std::string* why) {
+  if (received.size() != kHeaderBytes) {
     return refuse(why, "a header has " + std::to_string(kHeaderBytes) + " bytes, this one " +
-                           std::to_string(bytes.size()));
+                           std::to_string(received.size()));
   }
+  std::array<std::byte, kHeaderBytes> copy;
+  std::memcpy(copy.data(), received.data(), kHeaderBytes);
+  const std::span<const std::byte> bytes(copy);
   if (get<std::uint32_t>(bytes, at::kMagicAt) != kMagic) {
     return refuse(why, "bad magic number: not a message of this protocol");
   }

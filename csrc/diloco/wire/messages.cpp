@@ -356,13 +356,15 @@ std::optional<Hello> decode_hello(Bytes bytes, std::string* why) {
 // ---- WELCOME ----
 
 std::string encode(const Welcome& m) {
+  json held = json::array();
+  for (const auto& [fragment, to] : m.held) held.push_back(json::array({fragment, to}));
   return pack({{"lane_token", m.lane_token},
                {"layout", layout_json(m.layout)},
                {"plan", plan_json(m.plan)},
                {"settings", m.settings},
                {"versions", versions_json(m.versions)},
                {"merged_to", m.merged_to},
-               {"armed", m.armed}});
+               {"held", held}});
 }
 
 std::optional<Welcome> decode_welcome(Bytes bytes, std::string* why) {
@@ -376,7 +378,11 @@ std::optional<Welcome> decode_welcome(Bytes bytes, std::string* why) {
     require_same_length("versions", m.versions.size(), m.plan.fragments.size());
     m.merged_to = read_uints(map, "merged_to");
     require_same_length("merged_to", m.merged_to.size(), m.plan.fragments.size());
-    m.armed = read_fragments(map, "armed", m.plan.fragments.size());
+    map.each("held", [&](const json& row, const std::string& what) {
+      if (!row.is_array() || row.size() != 2) throw Refused(what + " must be [fragment, to]");
+      const auto fragment = as_uint(row[0], what, m.plan.fragments.size() - 1);
+      m.held.emplace_back(static_cast<FragmentId>(fragment), as_uint(row[1], what));
+    });
   });
 }
 

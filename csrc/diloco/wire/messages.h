@@ -51,7 +51,9 @@ struct Welcome {
   std::map<std::string, std::string> settings;
   std::vector<Version> versions;             // per fragment, none = not there yet
   std::vector<std::uint64_t> merged_to;      // per fragment, of this incarnation
-  std::vector<FragmentId> armed;
+  // (fragment, to) of every contribution of this incarnation that is still held here: all others that were sent in
+  // earlier sessions of this syncer will never be merged.
+  std::vector<std::pair<FragmentId, std::uint64_t>> held;
 };
 
 struct Reject {

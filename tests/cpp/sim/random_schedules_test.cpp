@@ -1,10 +1,24 @@
 // Randomised schedules by seed: any order of kills, freezes, partitions and syncer restarts keeps the invariants.
+#include <algorithm>
+#include <iostream>
 #include <random>
 
 #include "sim/clusters.h"
 
 namespace diloco::sim {
 namespace {
+
+// What a failing seed looks like from inside, for whoever has to explain it.
+void show(Cluster& cluster) {
+  const auto& lines = cluster.log_lines();
+  for (std::size_t i = lines.size() > 40 ? lines.size() - 40 : 0; i < lines.size(); ++i) std::cerr << lines[i] << "\n";
+  for (const auto& violation : cluster.check()) {
+    const auto id = violation.substr(0, violation.find(' '));
+    const auto at = violation.find("fragment ");
+    if (at != std::string::npos) std::cerr << violation << "\n" << cluster.account_text(id, std::stoul(violation.substr(at + 9)));
+  }
+  if (cluster.syncer()) std::cerr << cluster.syncer()->status_json(cluster.now()) << "\n";
+}
 
 class RandomSchedule : public ::testing::TestWithParam<std::uint64_t> {};
 
@@ -20,7 +34,7 @@ TEST_P(RandomSchedule, KeepsTheInvariants) {
   options.seed = GetParam();
   options.settings.sync_every = 1 + static_cast<std::uint32_t>(pick(24));
   options.settings.num_fragments = 1 + static_cast<std::uint32_t>(pick(6));
-  options.settings.overlap_steps = static_cast<std::uint32_t>(pick(4));
+  options.settings.overlap_steps = static_cast<std::uint32_t>(pick(std::min(4u, options.settings.sync_every)));
   options.settings.min_quorum = 1 + static_cast<std::uint32_t>(pick(2));
   options.settings.adopt = static_cast<Adopt>(pick(3));
   options.settings.grace = static_cast<Grace>(pick(3));
@@ -61,7 +75,10 @@ TEST_P(RandomSchedule, KeepsTheInvariants) {
         break;
     }
     for (const auto& violation : cluster.check()) ADD_FAILURE() << "seed " << GetParam() << " t " << t << ": " << violation;
-    if (HasFailure()) return;
+    if (HasFailure()) {
+      show(cluster);
+      return;
+    }
   }
   // Heal everything: every live learner must be merged again in every fragment.
   if (!syncer_alive) cluster.start_syncer();
@@ -80,6 +97,7 @@ TEST_P(RandomSchedule, KeepsTheInvariants) {
           << "seed " << GetParam() << ": learner " << i << " is starved on fragment " << p;
     }
   }
+  if (HasFailure()) show(cluster);
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomSchedule, ::testing::Range<std::uint64_t>(1, 101));

@@ -30,13 +30,14 @@ TEST(Endpoint, MalformedTextsSuggestTheForm) {
       "", "localhost", "localhost:", ":29400", "localhost:port", "localhost:65536", "localhost:-1", "localhost:+1",
       "localhost:12345678901234567890", "localhost: 29400", "local host:29400", "localhost:29400 ", "localhost:29400/x",
       "http://localhost:29400", "ipc:///tmp/x", "tcp://", "tcp://localhost", "[::1]:29400", "::1:29400", "a:b:1",
-      std::string("local\0host:1", 12), "höst:1", std::string(300, 'a') + ":1", "**:1"};
+      "local\nhost:1", "höst:1", std::string(300, 'a') + ":1", "**:1"};
   for (const std::string& text : wrong) {
     const std::string said = complaint<ConfigError>([&] { parse_endpoint(text); });
     EXPECT_NE(said.find("expected HOST:PORT, for example 127.0.0.1:29400"), std::string::npos) << text << ": " << said;
     EXPECT_NE(said.find("got '" + text + "'"), std::string::npos) << said;
   }
   EXPECT_NE(complaint<ConfigError>([] { parse_endpoint("localhost"); }).find("the port is missing"), std::string::npos);
+  EXPECT_THROW(parse_endpoint(std::string("local\0host:1", 12)), ConfigError);
   EXPECT_NE(complaint<ConfigError>([] { parse_endpoint("[::1]:1"); }).find("IPv6"), std::string::npos);
 }
 

@@ -68,6 +68,9 @@ TEST(ZmqFork, ChildIsRefusedAndParentUndisturbed) {
 }
 
 TEST(ZmqFork, ChildMayMakeItsOwn) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "ThreadSanitizer does not let a child of a threaded process start threads";
+#endif
   World world(Kind::kZmq);
   ServerNode server(world);
   EXPECT_EQ(in_child([] {

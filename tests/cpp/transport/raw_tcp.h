@@ -13,6 +13,22 @@
 
 namespace diloco::transport_test {
 
+// ZMTP 3.0 with the NULL mechanism, as a DEALER.
+inline std::string zmtp_greeting() {
+  std::string greeting = "\xff" + std::string(8, '\0') + "\x7f" + std::string("\x03\x00", 2) + "NULL";
+  greeting.resize(64, '\0');
+  return greeting;
+}
+inline std::string zmtp_ready() {
+  const std::string body = std::string("\x05READY\x0bSocket-Type\x00\x00\x00\x06" "DEALER", 6 + 12 + 4 + 6);
+  return std::string("\x04", 1) + static_cast<char>(body.size()) + body;
+}
+inline std::string zmtp_frame(const std::string& body, bool more = false) {
+  std::string frame(1, static_cast<char>(2 | (more ? 1 : 0)));
+  for (int shift = 56; shift >= 0; shift -= 8) frame += static_cast<char>(std::uint64_t{body.size()} >> shift & 0xff);
+  return frame + body;
+}
+
 class RawTcp {
  public:
   explicit RawTcp(const std::string& endpoint) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)) {
@@ -24,10 +40,14 @@ class RawTcp {
     pollfd wait{fd_, POLLOUT, 0};
     ::poll(&wait, 1, 10000);
   }
-  ~RawTcp() { ::close(fd_); }
+  ~RawTcp() { close(); }
   RawTcp(const RawTcp&) = delete;
   RawTcp& operator=(const RawTcp&) = delete;
 
+  void close() {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = -1;
+  }
   // False once the other side has hung up.
   bool send(const std::string& bytes) {
     std::size_t sent = 0;
@@ -55,27 +75,19 @@ class RawTcp {
       return n == 0 || errno != EAGAIN;
     }
   }
-  const std::string& received() const { return received_; }
+  // Greets as a DEALER and waits for the answer: a frame sent earlier would be an error in itself.
+  bool handshake(const std::string& ready = zmtp_ready()) {
+    if (!send(zmtp_greeting() + ready)) return false;
+    while (received_.find("READY") == std::string::npos) {
+      pollfd wait{fd_, POLLIN, 0};
+      if (::poll(&wait, 1, 10000) != 1 || closed()) return false;
+    }
+    return true;
+  }
 
  private:
   int fd_;
   std::string received_;
 };
-
-// ZMTP 3.0 with the NULL mechanism, as a DEALER.
-inline std::string zmtp_greeting() {
-  std::string greeting = "\xff" + std::string(8, '\0') + "\x7f" + std::string("\x03\x00", 2) + "NULL";
-  greeting.resize(64, '\0');
-  return greeting;
-}
-inline std::string zmtp_ready() {
-  const std::string body = std::string("\x05READY\x0bSocket-Type\x00\x00\x00\x06" "DEALER", 6 + 12 + 4 + 6);
-  return std::string("\x04", 1) + static_cast<char>(body.size()) + body;
-}
-inline std::string zmtp_frame(const std::string& body, bool more = false) {
-  std::string frame(1, static_cast<char>(2 | (more ? 1 : 0)));
-  for (int shift = 56; shift >= 0; shift -= 8) frame += static_cast<char>(std::uint64_t{body.size()} >> shift & 0xff);
-  return frame + body;
-}
 
 }  // namespace diloco::transport_test

@@ -172,8 +172,8 @@ TEST(WireRefusal, Plan) {
   expect_refused(decode_welcome, with([](json& w) { w["plan"] = json::array(); }), "leaves out");
   expect_refused(decode_welcome, with([](json& w) { w["versions"].erase(0); }), "versions has 1 entries, expected 2");
   expect_refused(decode_welcome, with([](json& w) { w["merged_to"] = {1, 2, 3}; }), "merged_to has 3 entries, expected 2");
-  expect_refused(decode_welcome, with([](json& w) { w["armed"] = {2}; }), "armed[0] is fragment 2, there are 2");
-  expect_refused(decode_welcome, with([](json& w) { w["armed"] = {1, 1}; }), "names fragment 1 twice");
+  expect_refused(decode_welcome, with([](json& w) { w["held"] = {{2, 5}}; }), "held[0] is 2, at most 1");
+  expect_refused(decode_welcome, with([](json& w) { w["held"] = {1, 1}; }), "must be [fragment, to]");
 }
 
 TEST(WireRefusal, OtherBodies) {

@@ -55,7 +55,7 @@ TEST(WireMessages, WelcomeKeepsEveryField) {
     EXPECT_EQ(back.settings, m.settings);
     EXPECT_EQ(back.versions, m.versions);
     EXPECT_EQ(back.merged_to, m.merged_to);
-    EXPECT_EQ(back.armed, m.armed);
+    EXPECT_EQ(back.held, m.held);
   }
 }
 

@@ -101,7 +101,7 @@ inline Welcome any_welcome(Random& random) {
   for (std::uint32_t p = 0; p < m.plan.size(); ++p) {
     m.versions.push_back(any_version(random));
     m.merged_to.push_back(any_uint(random));
-    if (below(random, 2)) m.armed.push_back(p);
+    if (below(random, 2)) m.held.emplace_back(p, any_uint(random));
   }
   return m;
 }

@@ -1,0 +1,60 @@
+#include "diloco/merge/init_fragment.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "merge/jobs.h"
+
+namespace diloco {
+namespace {
+
+using test::Floats;
+using test::tensor;
+
+InitJob job_of(const Layout& layout, const Floats& anchor, WireDtype downlink, OuterKind outer) {
+  Settings settings;
+  settings.downlink_dtype = downlink;
+  const Plan plan = make_plan(layout, Fragmenter::kBalanced, 1);
+  InitJob job;
+  job.in = payload_layout(layout, plan, 0, PayloadKind::kAnchor, settings);
+  job.out = payload_layout(layout, plan, 0, PayloadKind::kImage, settings);
+  job.outer.kind = outer;
+  BufferPtr payload = Buffer::make(job.in.bytes);
+  encode_payload(job.in, anchor.data(), payload->data());
+  job.payload = payload;
+  job.version = {3, 1};
+  return job;
+}
+
+const Layout& model() {
+  static const Layout layout = {{tensor("a", {2, 2}, Dtype::kBf16), tensor("b", {3})}};
+  return layout;
+}
+
+TEST(InitFragment, ThetaIsTheAnchorAndTheOuterStateZero) {
+  const Floats anchor = {1, 2, 3, 4, 0.1f, -0.0f, 1e-40f};
+  const InitResult result = run_init(job_of(model(), anchor, WireDtype::kParam, OuterKind::kNesterov));
+  ASSERT_TRUE(result.finite);
+  EXPECT_EQ(result.state->version, (Version{3, 1}));
+  EXPECT_EQ(test::bits_of(test::floats_of(*result.state->theta)), test::bits_of(anchor));
+  EXPECT_EQ(test::floats_of(*result.state->outer_state), Floats(7, 0.0f));
+  EXPECT_EQ(result.image.bytes->size(), 64u + 12);
+  EXPECT_EQ(result.image.checksums.size(), 1u);
+}
+
+TEST(InitFragment, SgdHasNoOuterState) {
+  EXPECT_EQ(run_init(job_of(model(), Floats(7), WireDtype::kF32, OuterKind::kSgd)).state->outer_state, nullptr);
+}
+
+TEST(InitFragment, RefusesWhatIsNotFiniteHereOrInTheImage) {
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), 3.4e38f}) {
+    const InitResult result = run_init(job_of(model(), Floats(7, bad), WireDtype::kBf16, OuterKind::kSgd));
+    EXPECT_FALSE(result.finite);
+    EXPECT_EQ(result.state, nullptr);
+    EXPECT_EQ(result.image.bytes, nullptr);
+  }
+}
+
+}  // namespace
+}  // namespace diloco

@@ -1,0 +1,227 @@
+"""The `diloco` command."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from toys import QUICK, dead_address, small_model
+
+import diloco
+from diloco.cli.status import render
+from diloco.cli.units import duration, size
+
+
+def run(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "diloco", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        **options,
+    )
+
+
+@pytest.fixture
+def running() -> Iterator[diloco.Syncer]:
+    with (
+        diloco.Syncer(**QUICK, shutdown_s=0.5) as syncer,
+        diloco.Learner(small_model(), syncer.endpoint, learner_id="learner-a") as learner,
+    ):
+        learner.step(tokens=5)
+        yield syncer
+
+
+def test_version_names_everything() -> None:
+    done = run("--version")
+    assert done.returncode == 0
+    assert f"diloco {diloco.__version__} (protocol 1, torch {torch.__version__}, libzmq 4." in done.stdout
+    assert "pybind11 internals" in done.stdout
+    assert "curve" in done.stdout
+
+
+def test_help_lists_the_verbs() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    for verb in ("demo", "syncer", "status", "audit"):
+        assert verb in done.stdout
+
+
+@pytest.mark.parametrize("verb", ["syncer", "audit", "demo", "status"])
+def test_every_verb_explains_itself(verb: str) -> None:
+    done = run(verb, "--help")
+    assert done.returncode == 0, done.stderr
+    assert f"diloco {verb}" in done.stdout
+
+
+def test_syncer_help_has_every_setting() -> None:
+    text = run("syncer", "--help").stdout
+    for info in diloco._native._C.settings_table():
+        assert "--" + info.name.replace("_", "-") in text
+
+
+def test_status_without_a_terminal_is_plain(running: diloco.Syncer, tmp_path: Path) -> None:
+    file = tmp_path / "status.json"
+    done = run("status", running.endpoint, "--json", file)
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    assert f"syncer {running.endpoint}: epoch 1, decoupled, quorum 1" in done.stdout
+    assert "id=learner-a state=live" in done.stdout
+    assert "tokens, summed over fragments: 10 processed" in done.stdout
+    status = json.loads(file.read_text())
+    assert status["learners"][0]["id"] == "learner-a"
+    keys = {"epoch", "learners", "fragments", "rounds", "waiting", "ledger", "bytes", "memory", "timings", "effective"}
+    assert keys <= status.keys()
+
+
+def test_status_on_a_terminal_is_a_table(running: diloco.Syncer) -> None:
+    console = Console(force_terminal=True, width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    render(running.endpoint, running.status(), console)
+    text = console.export_text()
+    assert "learners (1)" in text
+    assert "│ learner-a │ live" in text
+
+
+def test_status_as_json_on_stdout(running: diloco.Syncer) -> None:
+    done = run("status", running.endpoint, "--json", "-")
+    assert json.loads(done.stdout)["mode"] == "decoupled"
+
+
+def test_status_refuses_an_unwritable_file_before_it_asks(tmp_path: Path) -> None:
+    with dead_address() as address:
+        done = run("status", address, "--json", tmp_path / "missing" / "status.json")
+    assert done.returncode == 2
+    assert "cannot write --json" in done.stderr
+    assert "No such file or directory" in done.stderr
+
+
+def test_status_of_nobody() -> None:
+    with dead_address() as address:
+        done = run("status", address)
+    assert done.returncode == 1
+    assert address in done.stderr
+    assert "Traceback" not in done.stderr
+    done = run("status", "localhost")
+    assert done.returncode == 2
+    assert "expected HOST:PORT" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["syncer", "--sync-evry", "3"], "sync-evry"),
+        (["syncer", "--sync-every", "often"], "often"),
+        (["syncer", "--bind", "localhost"], "expected HOST:PORT"),
+        (["statsu"], "statsu"),
+    ],
+)
+def test_bad_arguments(arguments: list[str], words: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_toml_error_names_its_line(tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text("sync_every = 12\nmin_quorm = 2\n")
+    done = run("syncer", "--config", config)
+    assert done.returncode == 2
+    assert f"{config}:2:" in done.stderr
+    assert "did you mean min_quorum?" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_syncer_runs_until_a_signal(number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "diloco", "syncer", "--bind", "127.0.0.1:0", "--sync-every", "12"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("listening on tcp://127.0.0.1:")
+        status = diloco.status(line.split("tcp://")[1].strip())
+        assert status["effective"]["sync_every"] == 12
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert "Traceback" not in errors
+
+
+def test_native_program_is_shipped() -> None:
+    program = Path(diloco.__file__).parent / "bin" / "diloco-syncer"
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 0
+    assert diloco.__version__ in done.stdout
+    script = [sys.executable, "-c", "from diloco.cli import native_syncer; native_syncer()", "--version"]
+    assert subprocess.run(script, capture_output=True, text=True, timeout=60, check=True).stdout == done.stdout
+
+
+def test_example_differs_by_at_most_three_lines() -> None:
+    examples = Path(__file__).parents[2] / "examples"
+    plain = (examples / "minimal_plain.py").read_text().splitlines()
+    wrapped = (examples / "minimal.py").read_text().splitlines()
+    import difflib
+
+    changes = [line for line in difflib.ndiff(plain, wrapped) if line[0] in "+-"]
+    assert len(changes) <= 3
+    assert not [line for line in changes if line[0] == "-"]
+
+
+@pytest.mark.parametrize("name", ["minimal.py", "minimal_plain.py"])
+def test_example_runs_without_a_syncer(name: str) -> None:
+    script = Path(__file__).parents[2] / "examples" / name
+    with dead_address() as address:
+        done = subprocess.run(
+            [sys.executable, script], capture_output=True, text=True, timeout=60, check=False,
+            env=os.environ | {"DILOCO_SYNCER": address},
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
+    assert losses[-1] < losses[0]
+
+
+def test_example_trains_with_a_syncer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = (Path(__file__).parents[2] / "examples" / "minimal.py").read_text()
+    with diloco.Syncer(**QUICK, shutdown_s=0.5) as syncer:
+        (tmp_path / "minimal.py").write_text(script.replace("127.0.0.1:29400", syncer.endpoint))
+        done = subprocess.run(
+            [sys.executable, tmp_path / "minimal.py"], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        status = syncer.status()
+    assert status["rounds_merged"] > 0
+    assert status["ledger"]["processed"] == 300 * len(status["fragments"])
+
+
+@pytest.mark.parametrize(
+    ("call", "value", "text"),
+    [
+        (duration, 0.0042, "4 ms"),
+        (duration, 12.34, "12.3 s"),
+        (duration, 600, "10 min"),
+        (duration, 9000, "2.5 h"),
+        (duration, None, "-"),
+        (size, 100, "100 B"),
+        (size, 3 << 20, "3.0 MiB"),
+        (size, 5 << 40, "5.0 TiB"),
+    ],
+)
+def test_units(call: Callable[[Any], str], value: Any, text: str) -> None:
+    assert call(value) == text

@@ -1,0 +1,183 @@
+"""Every way a training process can end (field cases F049, F052, F092): in time, with its own exit status, no abort."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toys import QUICK, dead_address
+
+import diloco
+
+LIMIT_S = 20.0  # start-up of torch on a busy machine included; DiLoCo's own share is bounded by about 3 s
+
+HEAD = """
+import gc, os, sys, threading
+sys.path.insert(0, os.environ["TOYS"])
+import torch, diloco
+from toys import small_model, train_step
+def make():
+    model = small_model()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, diloco.DiLoCoOptimizer(inner, model, syncer=os.environ["ADDRESS"], tokens=lambda: 16)
+def train(model, opt, steps=30):
+    for step in range(steps):
+        train_step(model, opt, step)
+"""
+
+# name -> (program, exit status)
+ENDINGS: dict[str, tuple[str, int]] = {
+    "globals": ("model, opt = make(); train(model, opt)", 0),
+    "local": ("def main():\n    train(*make())\nmain()", 0),
+    "closed": ("model, opt = make(); train(model, opt); opt.close()", 0),
+    "context": ("model, opt = make()\nwith opt:\n    train(model, opt)", 0),
+    "deleted": ("model, opt = make(); train(model, opt); del opt; gc.collect()", 0),
+    "inner_dies_first": ("model, opt = make(); train(model, opt); inner = opt.inner; del inner, model", 0),
+    "sys_exit": ("model, opt = make(); train(model, opt); sys.exit(7)", 7),
+    "exception": ("model, opt = make(); train(model, opt); raise KeyError('mine')", 1),
+    "os_exit": ("model, opt = make(); train(model, opt); os._exit(5)", 5),
+    "cycle": ("model, opt = make(); train(model, opt)\nopt.me = [opt]; del opt, model", 0),
+    "cycle_in_module": ("import types; m = types.ModuleType('m'); sys.modules['m'] = m\nm.model, m.opt = make(); m.me = m\n"
+                        "train(m.model, m.opt)", 0),
+    "held_by_atexit": ("import atexit\nmodel, opt = make(); atexit.register(lambda: print(opt.stats()['state']))\n"
+                       "train(model, opt)", 0),
+    "in_a_thread": ("t = threading.Thread(target=lambda: train(*make())); t.start(); t.join()", 0),
+    "thread_still_running": ("t = threading.Thread(target=lambda: train(*make(), 200)); t.start()", 0),
+    "in_a_step_hook": ("model, opt = make(); opt.register_step_post_hook(lambda *a: sys.exit(3)); train(model, opt)", 3),
+    "finalizer": ("class F:\n    def __del__(self): self.opt.stats()\n"
+                  "model, opt = make(); train(model, opt); f = F(); f.opt = opt", 0),
+    "two_of_them": ("a = make(); b = make(); train(*a); train(*b); a[1].close()", 0),
+    "never_stepped": ("model, opt = make()", 0),
+    "embedded_syncer": ("syncer = diloco.Syncer(sync_every=4)\nos.environ['ADDRESS'] = syncer.endpoint\n"
+                        "model, opt = make(); train(model, opt)", 0),
+    "embedded_syncer_dies_first": ("syncer = diloco.Syncer(sync_every=4)\nos.environ['ADDRESS'] = syncer.endpoint\n"
+                                   "model, opt = make(); train(model, opt); syncer.stop(0); del syncer; train(model, opt)", 0),
+    "forked_child_exits": ("model, opt = make(); train(model, opt)\npid = os.fork()\nif pid == 0: sys.exit(0)\n"
+                           "_, status = os.waitpid(pid, 0); train(model, opt); sys.exit(status)", 0),
+    "forked_child_steps": ("model, opt = make(); train(model, opt)\npid = os.fork()\nif pid == 0:\n"
+                           "    try: train(model, opt, 1)\n"
+                           "    except RuntimeError as error: sys.exit(9 if 'fork' in str(error) else 8)\n    sys.exit(7)\n"
+                           "_, status = os.waitpid(pid, 0); train(model, opt); sys.exit(os.waitstatus_to_exitcode(status))", 9),
+    "forked_child_deletes": ("model, opt = make(); train(model, opt)\npid = os.fork()\nif pid == 0:\n"
+                             "    opt.close(); del opt; gc.collect(); sys.exit(0)\n"
+                             "_, status = os.waitpid(pid, 0); train(model, opt); sys.exit(status)", 0),
+}  # fmt: skip
+
+
+def run(program: str, address: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"ADDRESS": address, "TOYS": str(Path(__file__).parent), "PYTHONFAULTHANDLER": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", HEAD + program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        **options,
+    )
+
+
+def assert_clean(done: subprocess.CompletedProcess[str], status: int) -> None:
+    assert done.returncode == status, done.stderr
+    for word in ("Fatal Python error", "terminate called", "Aborted", "Exception ignored", "please report"):
+        assert word not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_ends_cleanly_with_a_syncer(ending: str) -> None:
+    with diloco.Syncer(**QUICK, shutdown_s=0.5) as syncer:
+        assert_clean(run(ENDINGS[ending][0], syncer.endpoint), ENDINGS[ending][1])
+
+
+@pytest.mark.parametrize("ending", ["globals", "cycle", "sys_exit", "exception", "os_exit", "forked_child_exits"])
+def test_ends_cleanly_without_a_syncer(ending: str) -> None:
+    with dead_address() as address:
+        assert_clean(run(ENDINGS[ending][0], address), ENDINGS[ending][1])
+
+
+def test_ends_in_time_when_the_syncer_was_killed() -> None:
+    """SIGKILL of the syncer in mid-run; the learner leaves main with work queued."""
+    syncer = subprocess.Popen(
+        [sys.executable, "-m", "diloco", "syncer", "--bind", "127.0.0.1:0", "--sync-every", "4"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert syncer.stdout is not None
+    address = syncer.stdout.readline().split("tcp://")[1].strip()
+    program = f"model, opt = make(); train(model, opt); os.kill({syncer.pid}, 9); train(model, opt); sys.exit(4)"
+    assert_clean(run(program, address), 4)
+    syncer.wait()
+
+
+def test_ctrl_c_in_the_wait_for_the_first_weights() -> None:
+    """Joining waits for weights that do not come; Ctrl-C ends it at once."""
+    program = """
+import signal, time
+syncer = diloco.Syncer(sync_every=4)
+import socket
+listener = socket.socket(); listener.bind(("127.0.0.1", 0)); listener.listen()   # connects, never answers
+os.environ["ADDRESS"] = "127.0.0.1:%d" % listener.getsockname()[1]
+threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+began = time.monotonic()
+try:
+    make()
+except KeyboardInterrupt:
+    sys.exit(11 if time.monotonic() - began < 5 else 12)
+"""
+    assert_clean(run(program, "unused"), 11)
+
+
+def test_ctrl_c_while_lockstep_holds() -> None:
+    program = """
+import signal
+threading.Timer(1.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+model, opt = make()
+try:
+    train(model, opt, 100)   # nobody else is there: the round waits for a second learner
+except KeyboardInterrupt:
+    sys.exit(11)
+"""
+    with diloco.Syncer(mode="lockstep", overlap_steps=0, sync_every=4, min_quorum=2, shutdown_s=0.5) as syncer:
+        assert_clean(run(program, syncer.endpoint), 11)
+
+
+def test_data_loader_workers_by_fork() -> None:
+    """F052: four forked workers inherit the wrapper; the parent's syncs go on."""
+    program = """
+from torch.utils.data import DataLoader, TensorDataset
+model, opt = make()
+merged = [opt.stats()["contributions_merged"]]
+for epoch in range(2):
+    data = TensorDataset(torch.randn(64, 6), torch.randn(64, 2))
+    for inputs, targets in DataLoader(data, batch_size=2, num_workers=4, multiprocessing_context="fork"):
+        opt.zero_grad()
+        torch.nn.functional.mse_loss(model(inputs), targets).backward()
+        opt.step()
+    train(model, opt, 20)
+    merged.append(opt.stats()["contributions_merged"])
+assert merged[0] < merged[1] < merged[2], merged
+assert opt.stats()["reconnects"] == 0
+"""
+    with diloco.Syncer(**QUICK, shutdown_s=0.5) as syncer:
+        assert_clean(run(program, syncer.endpoint), 0)
+        assert syncer.status()["ledger"]["processed"] == 16 * (64 + 40) * 2
+
+
+@pytest.mark.soak
+def test_two_hundred_endings() -> None:
+    with diloco.Syncer(**QUICK, shutdown_s=0.5) as syncer:
+        for _ in range(200):
+            for ending in ("globals", "cycle", "thread_still_running"):
+                assert_clean(run(ENDINGS[ending][0], syncer.endpoint), ENDINGS[ending][1])
+
+
+def test_sigterm_keeps_its_meaning() -> None:
+    program = "import signal; model, opt = make(); train(model, opt); os.kill(os.getpid(), signal.SIGTERM)"
+    with dead_address() as address:
+        assert run(program, address).returncode == -signal.SIGTERM

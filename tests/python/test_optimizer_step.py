@@ -1,0 +1,254 @@
+"""What one step is: closures, hooks, GradScaler, checkpoint tools, tokens (field cases F009, F015)."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from toys import Pair, assert_same, dead_address, loss_of, small_model, train_step
+
+import diloco
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    with dead_address() as address:
+        yield address
+
+
+def sgd(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": sgd,
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+    "foreach": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_alone_it_is_the_inner_optimizer(nobody: str, kind: str) -> None:
+    pair = Pair(nobody, OPTIMIZERS[kind])
+    with pair.opt:
+        for step in range(20):
+            pair.step(step)
+        assert_same(pair.model, pair.plain_model)
+        assert pair.opt.stats()["steps"] == 20
+        assert pair.opt.stats()["tokens"] == 320
+
+
+def test_it_is_an_optimizer(nobody: str) -> None:
+    pair = Pair(nobody, sgd)
+    with pair.opt:
+        assert isinstance(pair.opt, torch.optim.Optimizer)
+        assert "lr: 0.1" in repr(pair.opt)
+
+
+@pytest.mark.parametrize("by_keyword", [True, False])
+def test_closure_gives_back_its_loss(nobody: str, by_keyword: bool) -> None:
+    pair = Pair(nobody, sgd)
+
+    def closure() -> torch.Tensor:
+        assert torch.is_grad_enabled()
+        pair.opt.zero_grad()
+        loss = loss_of(pair.model, 0)
+        loss.backward()
+        losses.append(loss)
+        return loss
+
+    losses: list[torch.Tensor] = []
+    with pair.opt:
+        given = pair.opt.step(closure=closure) if by_keyword else pair.opt.step(closure)
+        assert given is losses[0]
+        assert pair.opt.stats()["steps"] == 1
+
+
+def test_lbfgs_reaches_the_same_value(nobody: str) -> None:
+    def minimise(make: Callable[[torch.optim.Optimizer, Any], torch.optim.Optimizer]) -> torch.Tensor:
+        weight = torch.nn.Parameter(torch.tensor([3.0, -2.0, 1.0]))
+        optimizer = make(torch.optim.LBFGS([weight], lr=0.5, max_iter=5), {"weight": weight})
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = (weight * torch.tensor([1.0, 4.0, 9.0]) * weight).sum()
+            loss.backward()
+            return loss
+
+        for _ in range(4):
+            optimizer.step(closure)
+        return weight.detach()
+
+    bare = minimise(lambda inner, _: inner)
+    wrapped = minimise(lambda inner, named: diloco.DiLoCoOptimizer(inner, named, syncer=nobody, tokens=lambda: 1))
+    assert torch.equal(bare, wrapped)
+
+
+def test_optimizer_whose_step_takes_nothing(nobody: str) -> None:
+    class Plainest(torch.optim.Optimizer):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, {})
+
+        @torch.no_grad()
+        def step(self) -> None:  # type: ignore[override]
+            for parameter in self.param_groups[0]["params"]:
+                parameter.sub_(parameter.grad, alpha=0.1)
+
+    pair = Pair(nobody, Plainest)
+    with pair.opt:
+        pair.step(0)
+        assert_same(pair.model, pair.plain_model)
+        assert pair.opt.stats()["steps"] == 1
+
+
+def test_hooks_fire_once_each(nobody: str) -> None:
+    pair = Pair(nobody, sgd)
+    seen: list[str] = []
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda *_: seen.append(name)
+
+    pair.opt.register_step_pre_hook(note("wrapper pre"))
+    pair.opt.register_step_post_hook(lambda opt, *_: seen.append(f"wrapper post {opt.stats()['steps']}"))
+    pair.inner.register_step_pre_hook(note("inner pre"))
+    pair.inner.register_step_post_hook(lambda *_: seen.append(f"inner post {pair.opt.stats()['steps']}"))
+    handles = [
+        register_optimizer_step_pre_hook(note("global pre")),
+        register_optimizer_step_post_hook(note("global post")),
+    ]
+    try:
+        with pair.opt:
+            for step in range(3):
+                seen.clear()
+                train_step(pair.model, pair.opt, step)
+                # The boundary comes after the inner post hooks.
+                assert sorted(seen[:3]) == ["global pre", "inner pre", "wrapper pre"]
+                assert sorted(seen[3:]) == ["global post", f"inner post {step}", f"wrapper post {step + 1}"]
+                assert seen[0] == "wrapper pre"
+                assert seen[-1] == f"wrapper post {step + 1}"
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def test_pre_hook_may_change_the_closure(nobody: str) -> None:
+    pair = Pair(nobody, sgd)
+    with pair.opt:
+        pair.opt.register_step_pre_hook(lambda opt, args, kwargs: (args, {"closure": lambda: 42.0}))
+        assert pair.opt.step() == 42.0
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw", "fused"])
+def test_step_skipped_by_the_scaler_is_no_step(nobody: str, kind: str) -> None:
+    pair = Pair(nobody, OPTIMIZERS[kind])
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    with pair.opt:
+        for step in range(5):
+            pair.opt.zero_grad()
+            scaler.scale(loss_of(pair.model, step)).backward()
+            if step == 2:
+                pair.model[0].weight.grad.fill_(float("inf"))
+            else:
+                train_step(pair.plain_model, pair.plain, step)
+            scaler.unscale_(pair.opt)
+            scaler.step(pair.opt)
+            scaler.update()
+        stats = pair.opt.stats()
+        assert (stats["steps"], stats["tokens"]) == (4, 64)
+        assert_same(pair.model, pair.plain_model, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_steps_of_checkpoint_tools_are_no_steps(nobody: str, kind: str) -> None:
+    pair = Pair(nobody, OPTIMIZERS[kind])
+    with pair.opt:
+        for _ in range(3):
+            get_optimizer_state_dict(pair.model, pair.opt)
+        assert pair.opt.stats()["steps"] == 0
+        for step in range(3):
+            train_step(pair.model, pair.opt, step)
+        pair.opt.zero_grad()
+        saved = copy.deepcopy(get_optimizer_state_dict(pair.model, pair.opt))
+        assert pair.opt.stats()["steps"] == 3
+    fresh = Pair(nobody, OPTIMIZERS[kind])
+    with fresh.opt:
+        set_optimizer_state_dict(fresh.model, fresh.opt, saved)
+        assert fresh.opt.stats()["steps"] == 0
+        for old, new in zip(pair.inner.state.values(), fresh.inner.state.values(), strict=True):
+            assert old.keys() == new.keys()
+            for key in old:
+                assert torch.equal(torch.as_tensor(old[key]), torch.as_tensor(new[key]))
+
+
+def test_add_tokens_gathers_micro_batches(nobody: str) -> None:
+    model = small_model()
+    with diloco.DiLoCoOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, syncer=nobody) as opt:
+        for step in range(3):
+            opt.add_tokens(10)
+            opt.add_tokens(step)
+            train_step(model, opt, step)
+        assert opt.stats()["tokens"] == 33
+        for wrong in (-1, 1.5):
+            with pytest.raises(ValueError, match="whole number of tokens"):
+                opt.add_tokens(wrong)  # type: ignore[arg-type]
+
+
+def test_without_tokens_it_says_so_once(nobody: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = small_model()
+    with diloco.DiLoCoOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, syncer=nobody) as opt:
+        for step in range(3):
+            train_step(model, opt, step)
+        assert opt.stats()["tokens"] == 3
+    assert caplog.text.count("every step counts as one token") == 1
+
+
+def test_the_syncers_absence_is_said_once_and_is_no_error(nobody: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "diloco")
+    pair = Pair(nobody, sgd)
+    with pair.opt:
+        for step in range(30):
+            pair.step(step)
+        assert pair.opt.stats()["state"] in ("connecting", "away")
+    about = [record.getMessage() for record in caplog.records if nobody in record.getMessage()]
+    assert 1 <= len(about) <= 2, about
+    assert_same(pair.model, pair.plain_model)
+
+
+def test_no_step_after_close(nobody: str) -> None:
+    pair = Pair(nobody, sgd)
+    pair.opt.close()
+    pair.opt.close()
+    with pytest.raises(RuntimeError, match=r"is closed; expected no step after close\(\)"):
+        pair.opt.step()
+    assert pair.opt.stats()["state"] == "closed"
+    with diloco.DiLoCoOptimizer(pair.inner, pair.model, syncer=nobody, tokens=lambda: 1) as again:
+        train_step(pair.model, again, 0)
+
+
+def test_compiled_training_step(nobody: str) -> None:
+    pair = Pair(nobody, sgd)
+
+    @torch.compile(backend="eager")
+    def step(index: int) -> torch.Tensor:
+        pair.opt.zero_grad()
+        loss = loss_of(pair.model, index)
+        loss.backward()
+        pair.opt.step()
+        return loss
+
+    with pair.opt:
+        step(0)
+        step(1)
+        assert pair.opt.stats()["steps"] == 2
