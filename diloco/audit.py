@@ -8,7 +8,9 @@ learners' ledger files (`<learner>.<incarnation>.ledger`, written in place, so t
 For every (incarnation, fragment), the intervals of tokens that were merged (event log) and discarded (ledger file)
 must be pairwise disjoint, lie inside [0, tokens) and leave no hole but the tail, which is `outstanding` while the
 incarnation lives or was closed, and `lost` once it is dead. A merge does not count if a restarted syncer went on from
-an older version of the fragment (`recover`). Any deviation is an error line and exit status 1.
+an older version of the fragment (`recover`): those tokens are `lost`. A hole is also explained where the learner
+declared the work sent and given up locally: `in_flight` while the syncer may still merge it, `lost` once the learner is
+gone. Any deviation is an error line and exit status 1.
 
 Standard library only: this file can be copied next to the logs and run there.
 """
@@ -28,7 +30,7 @@ from typing import Any
 MAGIC = b"DLCOLED1"
 HEADER = struct.Struct("<8sQQQQQQQ64s")
 ENTRY = struct.Struct("<QQQQ")
-REASONS = ("overwritten", "blended", "carry_limit", "lost", "stale", "nonfinite", "refused")
+REASONS = ("overwritten", "blended", "carry_limit", "lost", "stale", "nonfinite", "refused", "in_flight")
 
 
 class AuditError(Exception):
@@ -64,6 +66,7 @@ class Log:
     fragments: int = 0
     merges: list[dict[str, Any]] = field(default_factory=list)
     void: int = 0
+    void_spans: dict[tuple[str, int], list[tuple[int, int]]] = field(default_factory=dict)  # (incarnation, fragment)
     refused: int = 0
     life: dict[str, str] = field(default_factory=dict)  # incarnation -> its last join/leave event
     order: dict[str, list[str]] = field(default_factory=dict)  # learner -> incarnations in the order they joined
@@ -191,12 +194,28 @@ def void_merges(log: Log, fragment: int, kept: tuple[int, int], version: tuple[i
         if int(m["fragment"]) != fragment or version_of(m) <= kept or version_of(m)[0] >= version[0]
     ]
     log.void += len(log.merges) - len(keep)
+    kept_merges = {id(m) for m in keep}
+    for m in (m for m in log.merges if id(m) not in kept_merges):
+        for member in m["members"]:
+            spans = log.void_spans.setdefault((str(member["incarnation"]), fragment), [])
+            spans.append((int(member["from"]), int(member["to"])))
     log.merges = keep
 
 
-def partition(label: str, intervals: list[Interval], tokens: int) -> tuple[int, list[str]]:
-    """The end of what is covered without a hole, and one message per deviation."""
+def inside(spans: list[tuple[int, int]], start: int, end: int) -> bool:
+    """Whether the spans together cover [start, end)."""
+    for low, high in sorted(spans):
+        if low <= start:
+            start = max(start, high)
+    return start >= end
+
+
+def partition(
+    label: str, intervals: list[Interval], tokens: int, explained: list[tuple[int, int]]
+) -> tuple[int, list[tuple[int, int]], list[str]]:
+    """The end of what is covered, the holes before it that are explained, and one message per deviation."""
     errors: list[str] = []
+    holes: list[tuple[int, int]] = []
     covered = 0
     for i in sorted(intervals, key=lambda i: (i.start, i.end)):
         text = f"[{i.start}, {i.end}) {i.what} ({i.where})"
@@ -208,10 +227,12 @@ def partition(label: str, intervals: list[Interval], tokens: int) -> tuple[int, 
         if i.start < covered:
             twice = min(covered, i.end) - i.start
             errors.append(f"{label}: {text} overlaps what ends at {covered}: {twice} tokens twice")
+        elif i.start > covered and inside(explained, covered, i.start):
+            holes.append((covered, i.start))
         elif i.start > covered:
             errors.append(f"{label}: gap [{covered}, {i.start}) before {text}: {i.start - covered} tokens unaccounted")
         covered = max(covered, i.end)
-    return covered, errors
+    return covered, holes, errors
 
 
 def is_lost(ledger: Ledger, log: Log) -> bool:
@@ -244,7 +265,7 @@ def audit(events: list[dict[str, Any]], ledgers: list[Ledger], notes: Iterable[s
     learners: dict[str, dict[str, Any]] = {}
     for ledger in ledgers:
         one = account(ledger, log, merged, errors)
-        for key in ("processed", "merged", "outstanding"):
+        for key in ("processed", "merged", "outstanding", "in_flight"):
             total[key] += one[key]
         for reason, tokens in one["discarded"].items():
             discarded[reason] = discarded.get(reason, 0) + tokens
@@ -254,7 +275,7 @@ def audit(events: list[dict[str, Any]], ledgers: list[Ledger], notes: Iterable[s
         processed = sum(life["processed"] for life in lives)
         one_learner["merged_fraction"] = sum(life["merged"] for life in lives) / processed if processed else 0.0
         one_learner["fragments_merged"] = len({f for life in lives for f in life["fragments_merged"]})
-    accounted = total["merged"] + total["outstanding"] + sum(discarded.values())
+    accounted = total["merged"] + total["outstanding"] + total["in_flight"] + sum(discarded.values())
     if not errors and accounted != total["processed"]:
         errors.append(f"{accounted} tokens accounted for, {total['processed']} processed")
     return {
@@ -284,6 +305,7 @@ def account(
         "processed": ledger.tokens * fragments,
         "merged": 0,
         "outstanding": 0,
+        "in_flight": 0,
         "discarded": {},
         "fragments_merged": [],
     }
@@ -295,13 +317,20 @@ def account(
         if intervals:
             one["fragments_merged"].append(fragment)
         one["merged"] += sum(i.end - i.start for i in intervals)
+        void = log.void_spans.get((ledger.incarnation, fragment), [])
+        sent = [(start, end) for f, start, end, reason in ledger.discards if f == fragment and reason == "in_flight"]
         for f, start, end, reason in ledger.discards:
-            if f == fragment:
+            if f == fragment and reason != "in_flight":
                 intervals.append(Interval(start, end, reason, ledger.path))
                 one["discarded"][reason] = one["discarded"].get(reason, 0) + end - start
         label = f"learner {ledger.learner} ({ledger.incarnation}), fragment {fragment}"
-        covered, problems = partition(label, intervals, ledger.tokens)
+        covered, holes, problems = partition(label, intervals, ledger.tokens, void + sent)
         errors.extend(problems)
+        for start, end in holes:
+            if one["state"] == "running" and not inside(void, start, end):
+                one["in_flight"] += end - start
+            else:
+                one["discarded"]["lost"] = one["discarded"].get("lost", 0) + end - start
         tail = max(0, ledger.tokens - covered)
         if lost and tail:
             one["discarded"]["lost"] = one["discarded"].get("lost", 0) + tail
@@ -319,7 +348,8 @@ def render(report: dict[str, Any]) -> str:
         lines.append(f"learner {name}: {states}; {one['merged_fraction']:.1%} merged")
     processed = ledger["processed"] or 1
     lines.append(f"{report['rounds']} rounds; {ledger['processed']} tokens summed over {report['fragments']} fragments")
-    parts = {"merged": ledger["merged"], "outstanding": ledger["outstanding"], **ledger["discarded"]}
+    parts = {"merged": ledger["merged"], "outstanding": ledger["outstanding"], "in_flight": ledger["in_flight"]}
+    parts |= ledger["discarded"]
     lines += [f"  {name:<12}{tokens:>14}  {tokens / processed:7.2%}" for name, tokens in parts.items()]
     if report["void_merges"]:
         lines.append(f"{report['void_merges']} merges are void: a restarted syncer went on from older versions")

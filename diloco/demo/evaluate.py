@@ -17,7 +17,7 @@ from diloco.demo import data
 from diloco.demo.model import CONTEXT, ByteModel, held_out_loss
 from diloco.demo.record import LossPoint
 
-LIVE_WINDOWS = 48  # for the curve
+LIVE_WINDOWS = 32  # for the curve
 FINAL_WINDOWS = 512  # for the figures that are compared
 
 
@@ -57,7 +57,8 @@ class CurveThread(threading.Thread):
     def run(self) -> None:
         try:
             if hasattr(os, "setpriority"):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 15)
+                mine = threading.get_native_id()
+                os.setpriority(os.PRIO_PROCESS, mine, min(19, os.getpriority(os.PRIO_PROCESS, mine) + 5))
             evaluator = Evaluator(self._shards)
             seen: list[Path] = []
             while True:

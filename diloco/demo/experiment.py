@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,13 @@ Screen = PlainScreen | RichScreen
 def run_experiment(seed: int, steps: int, quick: bool, folder: Path, screen: Screen, paired: bool = True) -> Record:
     """The record of one run. Whatever happens, no child is alive afterwards."""
     children = Children(folder)
+    experiment = Experiment(seed, steps, quick, folder, screen, children)
     try:
-        return Experiment(seed, steps, quick, folder, screen, children).run(paired)
+        return experiment.run(paired)
     finally:
         interrupts = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not cut this short
         children.end_all()
+        experiment.end_threads()
         signal.signal(signal.SIGINT, interrupts)
 
 
@@ -47,6 +50,19 @@ class Experiment:
         self.record = Record(seed=seed, steps=steps, reference=REFERENCE)
         self.cluster = Cluster(folder, seed, children)
         self.watcher = Watcher(self.record, self.cluster.events)
+        self.threads: list[StatusPoller | CurveThread] = []
+
+    def end_threads(self) -> None:
+        for thread in self.threads:
+            thread.stop()
+
+    def start_curve(
+        self, folder: Path, curve: list[LossPoint], place: Callable[[float, int], LossPoint]
+    ) -> CurveThread:
+        thread = CurveThread(folder, len(SLOWDOWN), curve, place)
+        thread.start()
+        self.threads.append(thread)
+        return thread
 
     def run(self, paired: bool) -> Record:
         import diloco
@@ -56,8 +72,8 @@ class Experiment:
         self.watcher.syncer_is_up_for(diloco.status(self.cluster.endpoint, timeout_s=10.0)["uptime_s"])
         poller = StatusPoller(self.cluster.endpoint)
         poller.start()
-        curve = CurveThread(self.cluster.weights, len(SLOWDOWN), record.losses.curve, self.place)
-        curve.start()
+        self.threads.append(poller)
+        curve = self.start_curve(self.cluster.weights, record.losses.curve, self.place)
         self.train(poller)
         poller.stop()
         self.finish_syncer(syncer)
@@ -170,8 +186,7 @@ class Experiment:
     def references(self, paired: bool) -> None:
         """The single learner and, beside it on the other core, the paired run."""
         steps = self.reference_steps()
-        curve = CurveThread(self.cluster.alone_weights, len(SLOWDOWN), self.record.losses.alone_curve, self.place_alone)
-        curve.start()
+        curve = self.start_curve(self.cluster.alone_weights, self.record.losses.alone_curve, self.place_alone)
         alone, progress = self.cluster.start_alone(steps)
         waiting: list[tuple[str, subprocess.Popen[bytes]]] = [("the single learner", alone)]
         if paired:

@@ -189,8 +189,11 @@ class Process:
         """The last lines of its output, for failure messages."""
         with self._changed:
             parts = [f"--- {self.name} (pid {self.pid}) {describe_exit(self._popen.poll())}: {' '.join(self.argv)}"]
-            for stream, text in (("stdout", self.stdout_lines), ("stderr", self.stderr_lines)):
-                parts += [f"--- {stream}, last {min(lines, len(text))} of {len(text)} lines", *text[-lines:]]
+            for stream, text, count in (
+                ("stdout", self.stdout_lines, lines // 4),
+                ("stderr", self.stderr_lines, lines),
+            ):
+                parts += [f"--- {stream}, last {min(count, len(text))} of {len(text)} lines", *text[-count:]]
         return "\n".join(parts)
 
     # -- what is done to it ------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import select
 import signal
@@ -26,6 +25,7 @@ from typing import Any
 import torch
 
 import diloco
+from diloco.logs import log_to_stderr
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -156,7 +156,7 @@ def die(here: str, wanted: str) -> None:
 
 def run(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s diloco %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    log_to_stderr()
     say("start", pid=os.getpid())
     model = make_model(options.width, options.depth, options.init_seed)
     task = Task(options.seed, options.batch)

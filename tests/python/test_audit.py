@@ -196,6 +196,35 @@ def test_a_new_start_voids_every_earlier_merge(tmp_path: Path) -> None:
     assert report["ledger"]["merged"] == 50
 
 
+def test_work_a_restarted_syncer_lost_is_lost(tmp_path: Path) -> None:
+    """The learner went on behind it: nobody will merge [40, 80) again."""
+    write_ledger(tmp_path, "a", A, 100)
+    before = [merge(0, (1, 1), ("a", A, 0, 40)), merge(0, (1, 2), ("a", A, 40, 80))]
+    report = run_audit(tmp_path, *before, RECOVER, merge(0, (2, 2), ("a", A, 80, 100)))
+    assert report["errors"] == []
+    assert report["ledger"]["merged"] == 60
+    assert report["ledger"]["discarded"] == {"lost": 40}
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_hole_that_was_declared_sent_is_explained(tmp_path: Path, closed: bool) -> None:
+    write_ledger(tmp_path, "a", A, 100, [(0, 10, 40, "in_flight"), (0, 30, 40, "overwritten")], closed=closed)
+    report = run_audit(tmp_path, join("a", A), merge(0, (1, 1), ("a", A, 0, 10)), merge(0, (1, 2), ("a", A, 40, 100)))
+    assert report["errors"] == []
+    assert report["ledger"]["in_flight"] == (0 if closed else 20)
+    assert report["ledger"]["discarded"] == {"overwritten": 10} | ({"lost": 20} if closed else {})
+    merged = merge(0, (1, 2), ("a", A, 10, 30))  # it was merged after all
+    report = run_audit(tmp_path, join("a", A), merge(0, (1, 1), ("a", A, 0, 10)), merged)
+    assert report["errors"] == []
+    assert report["ledger"]["in_flight"] == 0
+
+
+def test_a_hole_only_partly_declared_is_found(tmp_path: Path) -> None:
+    write_ledger(tmp_path, "a", A, 100, [(0, 10, 30, "in_flight")])
+    report = run_audit(tmp_path, merge(0, (1, 1), ("a", A, 0, 10)), merge(0, (1, 2), ("a", A, 40, 100)))
+    assert any("gap [10, 40)" in error for error in report["errors"])
+
+
 def test_versions_must_increase(tmp_path: Path) -> None:
     write_ledger(tmp_path, "a", A, 100)
     report = run_audit(tmp_path, merge(0, (1, 2), ("a", A, 0, 40)), merge(0, (1, 2), ("a", A, 40, 80)))

@@ -84,14 +84,14 @@ def test_bind_off_loopback_has_to_be_asked_for() -> None:
 
 @pytest.mark.parametrize("make", [lambda **s: join("127.0.0.1:1", **s), diloco.Syncer], ids=["learner", "syncer"])
 def test_unknown_setting(make: Callable[..., Any]) -> None:
-    with pytest.raises(TypeError, match="unexpected argument 'sync_evry'; did you mean sync_every?"):
+    with pytest.raises(TypeError, match=r"unexpected argument 'sync_evry'; did you mean sync_every\?"):
         make(sync_evry=3)
     with pytest.raises(TypeError, match=r"unexpected argument 'zzzzzz'; docs/settings\.md lists the settings"):
         make(zzzzzz=3)
 
 
 def test_misspelt_argument() -> None:
-    with pytest.raises(TypeError, match="unexpected argument 'ledger_dri'; did you mean ledger_dir?"):
+    with pytest.raises(TypeError, match=r"unexpected argument 'ledger_dri'; did you mean ledger_dir\?"):
         join("127.0.0.1:1", ledger_dri="x")
 
 
@@ -180,7 +180,7 @@ def test_another_model(running: Callable[..., diloco.Syncer], model: Callable[[]
 
 @pytest.mark.parametrize("learner_id", ["x" * 65, "ä" * 33])
 def test_learner_id_too_long(learner_id: str) -> None:
-    with pytest.raises(ValueError, match="learner_id: expected 1 to 64 bytes of text, got 6[56] bytes"):
+    with pytest.raises(ValueError, match=r"learner_id: expected 1 to 64 bytes of text, got 6[56] bytes"):
         join("127.0.0.1:1", learner_id=learner_id)
 
 

@@ -14,6 +14,8 @@ import pytest
 from diloco.testing import ProcessError, SyncerProcess, TinyLearner
 
 pytestmark = pytest.mark.timeout(180)
+# Whatever is freed goes back to the kernel, so that resident memory is what the syncer really holds.
+EXACT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 PHASES = ("before_hello", "mid_first_upload", "mid_upload", "mid_download", "idle")
 
 
@@ -31,6 +33,23 @@ def until(learner: TinyLearner, condition, what: str, tries: int = 200):
             return answer
         learner.steps(3)
     raise AssertionError(f"{what} did not come true within {3 * tries} steps of {learner.name}")
+
+
+def quiet_memory(syncer: SyncerProcess, *learners: TinyLearner) -> int:
+    """Resident memory of the syncer while all learners make a pause and no round is open."""
+    marks = [one.mark() for one in learners]
+    for one in learners:
+        one.tell("idle")
+    for one, mark in zip(learners, marks, strict=True):
+        one.wait_for("idle", start=mark)
+    for _ in range(1000):  # each is a question and an answer
+        status = syncer.status()
+        if not status["rounds"]:
+            break
+    memory = syncer.memory_bytes()
+    for one in learners:
+        one.tell("go")
+    return memory
 
 
 def kill_in_phase(phase: str, run, syncer, tap) -> TinyLearner:
@@ -79,36 +98,36 @@ def test_a_learner_killed_in_any_phase_is_nobody_elses_business(phase, run, tap)
 
 
 def test_memory_after_a_death_in_mid_upload_is_at_most_one_fragment_above_before(run, tap):
-    syncer = run.syncer(num_fragments=4, sync_every=8)
+    syncer = run.syncer(env=EXACT_MEMORY)
     big = {"width": 1024, "depth": 4, "batch": 8}  # four fragments of about 1 Mi elements
     other = run.learner(syncer, "a", **big)
     relay = tap(syncer)
     victim = run.learner(relay, "victim", **big)
-    syncer.wait_merges("victim", 12, start=0)
-    syncer.wait_merges("a", 12, start=0)
+    for one in (other, victim):
+        syncer.wait_merges(one.learner_id, 4, start=0)
     fragment = 4 * max(one["numel"] for one in syncer.status()["fragments"])
-    usual = syncer.memory_bytes("VmHWM")
+    before = quiet_memory(syncer, other, victim)
     connection = relay.hold("up", message="chunk", at=5000).wait()
     victim.kill()
-    assert syncer.memory_bytes() <= usual + fragment  # with the torn upload in it
+    torn = quiet_memory(syncer, other)
     connection.cut()
-    syncer.wait_merges("a", 8)
-    assert syncer.memory_bytes() <= usual + fragment
-    until(other, lambda: syncer.status()["memory"]["payload_bytes"] == 0, "no payload of a dead learner is kept")
+    syncer.wait_merges("a", 4)
+    after = quiet_memory(syncer, other)
+    assert max(torn, after) <= before + fragment, f"{before=} {torn=} {after=} {fragment=}"
     run.end(syncer, other)
 
 
 def test_random_kills_under_load(run):
     """Four learners at full speed, six deaths: nobody else stops, and a dead one's payloads are not kept."""
-    syncer = run.syncer()
+    syncer = run.syncer(env=EXACT_MEMORY)
     big = {"width": 512, "depth": 4, "batch": 8, "step_time_s": 0}  # fragments of a quarter Mi elements
     steady = [run.learner(syncer, name, seed=i, **big) for i, name in enumerate("ab")]
     victims = {name: run.learner(syncer, name, seed=ord(name), **big) for name in "xy"}
     for name in "abxy":
-        syncer.wait_merges(name, 6, start=0)
+        syncer.wait_merges(name, 2, start=0)
     fragment = 4 * max(one["numel"] for one in syncer.status()["fragments"])
+    before = quiet_memory(syncer, *steady, *victims.values())
     starts = [one.mark() for one in steady]
-    usual = syncer.memory_bytes("VmHWM")  # the peak of everyday work: what is resident at a given moment varies
     dice = random.Random(20)
     for number in range(6):
         name = "xy"[number % 2]
@@ -120,7 +139,8 @@ def test_random_kills_under_load(run):
         syncer.wait_merges(name)
     for one, start in zip(steady, starts, strict=True):
         never_stopped(one, start)
-    assert syncer.memory_bytes() <= usual + fragment
+    after = quiet_memory(syncer, *steady, *victims.values())
+    assert after <= before + fragment, f"{before=} {after=} {fragment=}"
     report = run.end(syncer, *steady, *victims.values())
     for name in "xy":
         states = [life["state"] for life in report["learners"][name]["incarnations"]]
@@ -359,7 +379,7 @@ def test_an_unreachable_syncer_is_said_once_and_found_later(run):
     syncer.wait_merges("early")
     report = run.end(syncer, early)
     assert report["learners"]["early"]["merged_fraction"] > 0
-    said = [line for line in early.stderr_lines if "not here yet" in line]
+    said = [line for line in early.stderr_lines if "no syncer at" in line]
     assert len(said) == 1
 
 

@@ -30,43 +30,105 @@ def train(model, opt, steps=30):
         train_step(model, opt, step)
 """
 
+FORK = """
+model, opt = make()
+train(model, opt)
+pid = os.fork()
+if pid == 0:
+    {}
+_, status = os.waitpid(pid, 0)
+train(model, opt)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
 # name -> (program, exit status)
 ENDINGS: dict[str, tuple[str, int]] = {
     "globals": ("model, opt = make(); train(model, opt)", 0),
-    "local": ("def main():\n    train(*make())\nmain()", 0),
+    "local": ("def main(): train(*make())\nmain()", 0),
     "closed": ("model, opt = make(); train(model, opt); opt.close()", 0),
-    "context": ("model, opt = make()\nwith opt:\n    train(model, opt)", 0),
+    "context": ("model, opt = make()\nwith opt: train(model, opt)", 0),
     "deleted": ("model, opt = make(); train(model, opt); del opt; gc.collect()", 0),
-    "inner_dies_first": ("model, opt = make(); train(model, opt); inner = opt.inner; del inner, model", 0),
+    "model_dies_first": ("model, opt = make(); train(model, opt); del model; gc.collect()", 0),
     "sys_exit": ("model, opt = make(); train(model, opt); sys.exit(7)", 7),
     "exception": ("model, opt = make(); train(model, opt); raise KeyError('mine')", 1),
     "os_exit": ("model, opt = make(); train(model, opt); os._exit(5)", 5),
-    "cycle": ("model, opt = make(); train(model, opt)\nopt.me = [opt]; del opt, model", 0),
-    "cycle_in_module": ("import types; m = types.ModuleType('m'); sys.modules['m'] = m\nm.model, m.opt = make(); m.me = m\n"
-                        "train(m.model, m.opt)", 0),
-    "held_by_atexit": ("import atexit\nmodel, opt = make(); atexit.register(lambda: print(opt.stats()['state']))\n"
-                       "train(model, opt)", 0),
+    "cycle": ("model, opt = make(); train(model, opt); opt.me = [opt]; del opt, model", 0),
     "in_a_thread": ("t = threading.Thread(target=lambda: train(*make())); t.start(); t.join()", 0),
     "thread_still_running": ("t = threading.Thread(target=lambda: train(*make(), 200)); t.start()", 0),
-    "in_a_step_hook": ("model, opt = make(); opt.register_step_post_hook(lambda *a: sys.exit(3)); train(model, opt)", 3),
-    "finalizer": ("class F:\n    def __del__(self): self.opt.stats()\n"
-                  "model, opt = make(); train(model, opt); f = F(); f.opt = opt", 0),
     "two_of_them": ("a = make(); b = make(); train(*a); train(*b); a[1].close()", 0),
     "never_stepped": ("model, opt = make()", 0),
-    "embedded_syncer": ("syncer = diloco.Syncer(sync_every=4)\nos.environ['ADDRESS'] = syncer.endpoint\n"
-                        "model, opt = make(); train(model, opt)", 0),
-    "embedded_syncer_dies_first": ("syncer = diloco.Syncer(sync_every=4)\nos.environ['ADDRESS'] = syncer.endpoint\n"
-                                   "model, opt = make(); train(model, opt); syncer.stop(0); del syncer; train(model, opt)", 0),
-    "forked_child_exits": ("model, opt = make(); train(model, opt)\npid = os.fork()\nif pid == 0: sys.exit(0)\n"
-                           "_, status = os.waitpid(pid, 0); train(model, opt); sys.exit(status)", 0),
-    "forked_child_steps": ("model, opt = make(); train(model, opt)\npid = os.fork()\nif pid == 0:\n"
-                           "    try: train(model, opt, 1)\n"
-                           "    except RuntimeError as error: sys.exit(9 if 'fork' in str(error) else 8)\n    sys.exit(7)\n"
-                           "_, status = os.waitpid(pid, 0); train(model, opt); sys.exit(os.waitstatus_to_exitcode(status))", 9),
-    "forked_child_deletes": ("model, opt = make(); train(model, opt)\npid = os.fork()\nif pid == 0:\n"
-                             "    opt.close(); del opt; gc.collect(); sys.exit(0)\n"
-                             "_, status = os.waitpid(pid, 0); train(model, opt); sys.exit(status)", 0),
-}  # fmt: skip
+    "cycle_in_a_module": (
+        """
+import types
+m = sys.modules['m'] = types.ModuleType('m')
+m.model, m.opt = make()
+m.me = m
+train(m.model, m.opt)
+""",
+        0,
+    ),
+    "held_by_atexit": (
+        """
+import atexit
+model, opt = make()
+atexit.register(lambda: print(opt.stats()['state']))
+train(model, opt)
+""",
+        0,
+    ),
+    "sys_exit_in_a_hook": (
+        """
+model, opt = make()
+opt.register_step_post_hook(lambda *a: sys.exit(3))
+train(model, opt)
+""",
+        3,
+    ),
+    "finalizer_uses_it": (
+        """
+class Late:
+    def __del__(self): self.opt.stats()
+model, late = None, Late()
+model, late.opt = make()
+train(model, late.opt)
+""",
+        0,
+    ),
+    "embedded_syncer": (
+        """
+syncer = diloco.Syncer(sync_every=4)
+os.environ['ADDRESS'] = syncer.endpoint
+model, opt = make()
+train(model, opt)
+""",
+        0,
+    ),
+    "embedded_syncer_dies_first": (
+        """
+syncer = diloco.Syncer(sync_every=4)
+os.environ['ADDRESS'] = syncer.endpoint
+model, opt = make()
+train(model, opt)
+syncer.stop(0)
+del syncer
+train(model, opt)
+""",
+        0,
+    ),
+    "forked_child_exits": (FORK.format("sys.exit(6)"), 6),
+    "forked_child_closes": (FORK.format("opt.close(); del opt; gc.collect(); sys.exit(6)"), 6),
+    "forked_child_steps": (
+        FORK.format(
+            """
+    try:
+        train(model, opt, 1)
+    except RuntimeError as error:
+        sys.exit(9 if 'fork' in str(error) else 8)
+    sys.exit(7)"""
+        ),
+        9,
+    ),
+}
 
 
 def run(program: str, address: str, **options: Any) -> subprocess.CompletedProcess[str]:

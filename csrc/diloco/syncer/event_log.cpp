@@ -3,13 +3,33 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <utility>
+
+#include <nlohmann/json.hpp>
 
 #include "diloco/base/errors.h"
 
 namespace diloco {
+
+std::uint64_t highest_epoch(const std::string& path) {
+  std::uint64_t highest = 0;
+  std::error_code none;
+  if (!std::filesystem::is_regular_file(path, none)) return 0;  // a pipe would be waited on for ever
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (line.find("\"event\":\"epoch\"") == std::string::npos) continue;
+    const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (json.is_discarded()) continue;
+    const auto epoch = json.find("epoch");
+    if (epoch != json.end() && epoch->is_number_unsigned()) highest = std::max(highest, epoch->get<std::uint64_t>());
+  }
+  return highest;
+}
 
 EventLog::EventLog(const std::string& path) {
   if (path.empty()) return;

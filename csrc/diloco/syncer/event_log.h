@@ -7,6 +7,10 @@
 
 namespace diloco {
 
+// The highest epoch any earlier life of the syncer recorded in this log; 0 if there is none. Torn and foreign lines are
+// skipped. Epochs that only the log remembers must not be used again, or two lives' versions could not be told apart.
+std::uint64_t highest_epoch(const std::string& path);
+
 class EventLog {
  public:
   EventLog() = default;                       // writes nothing

@@ -78,6 +78,7 @@ struct Syncer::Impl {
     core_options.settings = settings;
     core_options.payload_memory_bytes =
         settings.payload_memory_bytes ? settings.payload_memory_bytes : machine_memory_bytes() / 2;
+    core_options.epoch_floor = options.event_log.empty() ? 0 : highest_epoch(options.event_log);
     core_options.random = [this] { return random(); };
     core = std::make_unique<SyncerCore>(std::move(core_options));
     if (!options.endpoint_file.empty()) write_endpoint_file(options.endpoint_file, endpoint);

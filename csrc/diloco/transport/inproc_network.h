@@ -7,7 +7,6 @@
 #include <limits>
 #include <map>
 #include <mutex>
-#include <set>
 
 #include "diloco/base/clock.h"
 #include "diloco/transport/inproc.h"
@@ -57,7 +56,6 @@ struct ServerState {
   TransportLimits limits;
   TransportCounters counters;
   std::map<PeerId, LinkPtr> links;
-  std::deque<PeerGone> gone;
   PeerId next_peer = 1;
   bool woken = false;
 };

@@ -48,6 +48,7 @@ class Client {
     old.socket.close(linger);
     return {};
   }
+  void open(Line& fresh);
   void serve(Channel channel, TimePoint now, std::vector<TransportEvent>* events);
   void drain_monitor(Line& line, Channel channel, std::vector<TransportEvent>* events);
   bool drain_frames(Line& line, Channel channel, std::vector<TransportEvent>* events);
@@ -64,8 +65,17 @@ class Client {
 void Client::connect(Channel channel) {
   if (closed_) return;
   disconnect(channel);
-  Line fresh;
+  Line& fresh = line(channel);
   fresh.started = monotonic_now();
+  try {
+    open(fresh);
+  } catch (const TransportError& error) {
+    fresh.ended = true;
+    fresh.why = "cannot connect to " + endpoint_ + ": " + error.what();
+  }
+}
+
+void Client::open(Line& fresh) {
   fresh.socket = Socket(context_, ZMQ_DEALER);
   const std::uint64_t largest = std::max({max_payload_bytes(MessageType::kWelcome, limits_.chunk_bytes),
                                           max_payload_bytes(MessageType::kStatusReply, limits_.chunk_bytes),
@@ -80,11 +90,7 @@ void Client::connect(Channel channel) {
                           ZMQ_EVENT_CONNECTED | ZMQ_EVENT_CLOSED | ZMQ_EVENT_DISCONNECTED |
                               ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
                               ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
-  if (zmq_connect(fresh.socket.get(), endpoint_.c_str()) != 0) {
-    fresh.ended = true;
-    fresh.why = "cannot connect to " + endpoint_ + ": " + error_text();
-  }
-  line(channel) = std::move(fresh);
+  if (zmq_connect(fresh.socket.get(), endpoint_.c_str()) != 0) throw TransportError(error_text());
 }
 
 void Client::poll(Seconds timeout, std::vector<TransportEvent>* events) {
@@ -109,7 +115,7 @@ void Client::poll(Seconds timeout, std::vector<TransportEvent>* events) {
 
 void Client::serve(Channel channel, TimePoint now, std::vector<TransportEvent>* events) {
   Line& one = line(channel);
-  if (!one.socket) return;
+  if (!one.socket && !one.ended) return;
   drain_monitor(one, channel, events);
   // Frames that came before the end are delivered before the end is told.
   if (one.connected && !drain_frames(one, channel, events)) return;
@@ -149,7 +155,8 @@ void Client::drain_monitor(Line& line, Channel channel, std::vector<TransportEve
 // True when nothing more has arrived.
 bool Client::drain_frames(Line& line, Channel channel, std::vector<TransportEvent>* events) {
   Received received;
-  for (std::size_t i = 0; i < kFramesPerPoll; ++i) {
+  const std::uint64_t enough = counters_.bytes_in + kBytesPerPoll;
+  for (std::size_t i = 0; i < kFramesPerPoll && counters_.bytes_in < enough; ++i) {
     if (!receive(line.socket.get(), false, received)) return true;
     std::string why;
     const auto header = open_received(received, limits_, &why);

@@ -22,7 +22,9 @@
 namespace diloco::zmq_detail {
 
 constexpr TimePoint kNever = std::numeric_limits<double>::infinity();
-constexpr std::size_t kFramesPerPoll = 512;  // one poll() hands over at most so many: its caller has timers to serve
+// One poll() hands over at most about so much: its caller has timers to serve.
+constexpr std::size_t kFramesPerPoll = 512;
+constexpr std::uint64_t kBytesPerPoll = 16 << 20;
 
 // Owns a T, unless fork() has made this process a copy: then using it throws and destroying it leaks.
 template <typename T>

@@ -206,7 +206,8 @@ void Server::on_disconnected(int fd) {
 // Reads what has arrived; true if there was nothing more, false if the share of one poll was used up.
 bool Server::drain_router(std::vector<TransportEvent>* events) {
   Received received;
-  for (std::size_t i = 0; i < kFramesPerPoll; ++i) {
+  const std::uint64_t enough = counters_.bytes_in + kBytesPerPoll;
+  for (std::size_t i = 0; i < kFramesPerPoll && counters_.bytes_in < enough; ++i) {
     if (!receive(router_.get(), true, received)) return true;
     on_message(received, events);
   }

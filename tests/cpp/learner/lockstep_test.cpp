@@ -10,8 +10,8 @@ namespace {
 
 using namespace testing;
 
-using Lockstep = NetTest;
-DILOCO_OVER_BOTH_NETS(Lockstep);
+using LockstepRun = NetTest;
+DILOCO_OVER_BOTH_NETS(LockstepRun);
 
 // Two learners, P = 1, synchronous DiLoCo: H inner SGD steps each, mean of the displacements, outer step.
 std::vector<float> reference(std::vector<float> theta, const std::vector<float>& targets, float lr, int inner, int outer,
@@ -83,9 +83,9 @@ void expect_reference(Net& net, const Settings& settings) {
   }
 }
 
-TEST_P(Lockstep, TwoLearnersEqualSynchronousDiLoCo) { expect_reference(net, lockstep_settings()); }
+TEST_P(LockstepRun, TwoLearnersEqualSynchronousDiLoCo) { expect_reference(net, lockstep_settings()); }
 
-TEST_P(Lockstep, TwoLearnersEqualSynchronousDiLoCoWithNesterov) {
+TEST_P(LockstepRun, TwoLearnersEqualSynchronousDiLoCoWithNesterov) {
   Settings settings = lockstep_settings();
   settings.outer_optimizer = OuterKind::kNesterov;
   settings.outer_lr = 0.7;
@@ -94,7 +94,7 @@ TEST_P(Lockstep, TwoLearnersEqualSynchronousDiLoCoWithNesterov) {
 }
 
 // F097 and the first proof: with one learner, outer SGD lr 1 and an f32 wire, adoption changes nothing.
-TEST_P(Lockstep, OneLearnerEqualsItsBareInnerOptimizer) {
+TEST_P(LockstepRun, OneLearnerEqualsItsBareInnerOptimizer) {
   SyncerOptions options;
   options.settings = lockstep_settings();
   options.settings.min_quorum = 1;
@@ -112,7 +112,7 @@ TEST_P(Lockstep, OneLearnerEqualsItsBareInnerOptimizer) {
 }
 
 // A hold can be interrupted: the exception comes out, and the learner can still be closed.
-TEST_P(Lockstep, InterruptingAHoldGetsOut) {
+TEST_P(LockstepRun, InterruptingAHoldGetsOut) {
   SyncerOptions options;
   options.settings = lockstep_settings();  // quorum 2, and the other one never comes
   const auto syncer = net.syncer(options);

@@ -35,6 +35,16 @@ TEST(EventLog, AppendsAndNeverGluesALineToATornOne) {
   EXPECT_EQ(contents(path), "{\"event\":\"old\"}\n{\"event\":\"to\n{}\n{}\n");
 }
 
+TEST(EventLog, TellsTheHighestEpochOfEarlierLives) {
+  const testing::ScratchDir dir;
+  const std::string path = dir.path() + "/events.jsonl";
+  EXPECT_EQ(highest_epoch(path), 0u);
+  std::ofstream(path) << "{\"epoch\":3,\"event\":\"epoch\",\"t\":0.5}\n"
+                      << "{\"epoch\":9,\"event\":\"start\"}\n"
+                      << "{\"epoch\":7,\"event\":\"epo";
+  EXPECT_EQ(highest_epoch(path), 3u);
+}
+
 TEST(EventLog, NoneWritesNothing) {
   EventLog log;
   EXPECT_TRUE(log.append("x"));

@@ -51,6 +51,51 @@ TEST_P(SyncerShell, ManyThreadsAskAndStop) {
   for (auto& thread : threads) thread.join();
 }
 
+// A round whose upload takes a second, and a stop in the middle of it.
+struct SyncerStop : ::testing::Test {
+  void stop_in_mid_round(Seconds shutdown_s) {
+    SyncerOptions options;
+    options.settings = small_settings();
+    options.settings.num_fragments = 1;
+    options.settings.wire_dtype = WireDtype::kF32;
+    options.settings.heartbeat_timeout_s = 30;
+    options.log = [this](LogLevel, const std::string& text) { said += text + "\n"; };
+    const auto syncer = net.syncer(options);
+    net.inproc()->name_next_client("slow");
+    Bowl bowl(1.0f, {{"w", {128, 128}}});
+    const auto learner = net.learner(syncer->endpoint(), named("slow"), bowl.store);
+    ASSERT_TRUE(learner->join(20));
+    net.inproc()->set_bandwidth("slow", 64 << 10);
+    const auto open_rounds = [&] { return nlohmann::json::parse(syncer->status_json())["rounds"].size(); };
+    const TimePoint deadline = monotonic_now() + 30;
+    while (open_rounds() == 0 && monotonic_now() < deadline) {
+      bowl.step(0.1f);
+      learner->boundary(1);
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    ASSERT_EQ(open_rounds(), 1u);
+    learner->boundary(1);  // so that there is something to pull
+    syncer->stop(shutdown_s);
+    rounds_merged = nlohmann::json::parse(syncer->status_json())["rounds_merged"];
+  }
+
+  Net net{true};
+  std::string said;  // on the syncer's I/O thread, read after its end
+  int rounds_merged = -1;
+};
+
+TEST_F(SyncerStop, FinishesTheOpenRound) {
+  stop_in_mid_round(30);
+  EXPECT_EQ(rounds_merged, 1);
+  EXPECT_NE(said.find("no round was left open"), std::string::npos) << said;
+}
+
+TEST_F(SyncerStop, GivesUpAfterTheStatedTimeAndSaysSo) {
+  stop_in_mid_round(0.05);
+  EXPECT_EQ(rounds_merged, 0);
+  EXPECT_NE(said.find("gave up 1 open round"), std::string::npos) << said;
+}
+
 TEST(Syncer, BindThatOthersCanReachNeedsSayingSo) {
   SyncerOptions options;
   options.bind = "0.0.0.0:0";

@@ -82,5 +82,13 @@ TEST(Endpoint, UnresolvableNameAndForeignAddress) {
   EXPECT_NE(foreign.find("192.0.2.1 is not an address of this machine"), std::string::npos) << foreign;
 }
 
+TEST(Endpoint, UnreachableAddressIsAnEventThatNamesIt) {
+  World world(Kind::kZmq);
+  ClientNode client(world, "192.0.2.1:29400");  // TEST-NET-1: nobody is there
+  client->connect(Channel::kControl);
+  ASSERT_TRUE(run_until({&client}, [&] { return !client.disconnected.empty(); }));
+  EXPECT_NE(client.disconnected[0].why.find("192.0.2.1:29400"), std::string::npos) << client.disconnected[0].why;
+}
+
 }  // namespace
 }  // namespace diloco::transport_test

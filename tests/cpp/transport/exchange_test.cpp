@@ -1,6 +1,8 @@
 // Frames that arrive: both channels, both directions, order, sizes, ownership of buffers.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
 #include <thread>
 
 #include "transport/transport_fixture.h"

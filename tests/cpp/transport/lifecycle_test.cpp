@@ -1,6 +1,9 @@
 // Connections that come, end and come back.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <thread>
+
 #include "diloco/base/errors.h"
 #include "transport/transport_fixture.h"
 

@@ -1,6 +1,8 @@
 // What a server or client refuses, at the cost of that one connection.
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "transport/transport_fixture.h"
 
 namespace diloco::transport_test {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <memory>
 #include <random>
 
 #include "transport/raw_tcp.h"
@@ -110,17 +111,17 @@ TEST_F(ZmqRaw, TruncationOfEveryKind) {
 }
 
 TEST_F(ZmqRaw, HalfAFrameAndThenSilenceMeetsTheDeadline) {
+  std::vector<std::unique_ptr<RawTcp>> strangers;
   for (const std::size_t size : {0, 5, 64, 80, 94}) {
-    RawTcp stranger(server.endpoint);
-    ASSERT_TRUE(stranger.send((zmtp_greeting() + zmtp_ready()).substr(0, size)));
-    EXPECT_TRUE(hangs_up_on(stranger)) << size;
+    strangers.push_back(std::make_unique<RawTcp>(server.endpoint));
+    ASSERT_TRUE(strangers.back()->send((zmtp_greeting() + zmtp_ready()).substr(0, size)));
   }
   const std::string message = zmtp_frame(header_bytes(sealed(MessageType::kStep, "")));
   for (const std::size_t size : {std::size_t{0}, std::size_t{1}, message.size() - 1}) {
-    RawTcp stranger(server.endpoint);
-    ASSERT_TRUE(stranger.handshake() && stranger.send(message.substr(0, size)));
-    EXPECT_TRUE(hangs_up_on(stranger)) << size;
+    strangers.push_back(std::make_unique<RawTcp>(server.endpoint));
+    ASSERT_TRUE(strangers.back()->handshake() && strangers.back()->send(message.substr(0, size)));
   }
+  for (auto& stranger : strangers) EXPECT_TRUE(hangs_up_on(*stranger));
   ping();
 }
 
