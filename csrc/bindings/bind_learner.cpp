@@ -76,13 +76,7 @@ class PyLearner {
     learner_.reset();
   }
 
-  Learner& get() {
-    if (getpid() != pid_) {
-      throw std::logic_error("this learner belongs to the process that made it (pid " + std::to_string(pid_) +
-                             "), not to a fork of it; make a new one here, or use the spawn start method");
-    }
-    return *learner_;
-  }
+  Learner& get() { return *learner_; }
   LogQueue& log() { return *log_; }
 
  private:

@@ -41,7 +41,8 @@ void bind_settings(py::module_& m) {
       .def_readonly("unit", &SettingInfo::unit)
       .def_readonly("default_value", &SettingInfo::default_value)
       .def_readonly("choices", &SettingInfo::choices)
-      .def_readonly("help", &SettingInfo::help);
+      .def_readonly("help", &SettingInfo::help)
+      .def_readonly("range", &SettingInfo::range);
   m.def("settings_table", [] { return settings_table(); });
   m.def("check_settings", &check_settings, py::arg("given"));
   m.def("settings_from_environment", &settings_from_environment, py::arg("environment"), py::arg("also_allowed"));

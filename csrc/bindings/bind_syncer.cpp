@@ -21,15 +21,16 @@ class PySyncer {
     syncer_ = std::make_unique<Syncer>(std::move(options));
   }
   ~PySyncer() {
-    if (getpid() != pid_) {  // forked child: the threads are the parent's, there is nothing to join
+    if (forked()) {  // the threads are the parent's, there is nothing to join
       [[maybe_unused]] const auto* leaked = syncer_.release();
       return;
     }
     const py::gil_scoped_release release;
     syncer_.reset();
   }
+  bool forked() const { return getpid() != pid_; }
   Syncer& get() {
-    if (getpid() != pid_) throw std::logic_error("diloco.Syncer belongs to the process that made it, not to a fork of it");
+    if (forked()) throw std::logic_error("diloco.Syncer belongs to the process that made it, not to a fork of it");
     return *syncer_;
   }
 
@@ -51,6 +52,10 @@ std::unique_ptr<PySyncer> make_syncer(const std::map<std::string, std::string>& 
   options.endpoint_file = std::move(endpoint_file);
   options.shutdown_s = shutdown_s;
   return std::make_unique<PySyncer>(std::move(options));
+}
+
+void stop(PySyncer& self, double shutdown_s) {
+  if (!self.forked()) self.get().stop(shutdown_s);  // a child's exit handlers end up here
 }
 
 using Weights = std::vector<std::tuple<std::string, at::Tensor, std::vector<std::string>>>;
@@ -83,8 +88,7 @@ void bind_syncer(py::module_& m) {
            py::arg("event_log"), py::arg("endpoint_file"), py::arg("shutdown_s"))
       .def("endpoint", [](PySyncer& self) { return self.get().endpoint(); })
       .def("status_json", [](PySyncer& self) { return self.get().status_json(); }, GilFree())
-      .def("stop", [](PySyncer& self, double shutdown_s) { self.get().stop(shutdown_s); }, py::arg("shutdown_s"),
-           GilFree())
+      .def("stop", &stop, py::arg("shutdown_s"), GilFree())
       .def("running", [](PySyncer& self) { return self.get().running(); })
       .def("weights", &weights, GilFree());
   m.def("run_syncer_program", &run_program, py::arg("arguments"), GilFree());

@@ -77,7 +77,7 @@ def train(config: LearnerConfig) -> None:
         now = time.perf_counter()
         busy = now - start
         progress.write(
-            "step", step=step, tokens=tokens, loss=loss.item(), busy_s=busy, inside_s=inside, gap_s=now - ended
+            "step", step=step, tokens=tokens, loss=loss.item(), busy_s=busy, inside_s=inside, cpu=CPU, gap_s=now - ended
         )
         if config.slowdown > 1:
             time.sleep((config.slowdown - 1) * busy)
@@ -97,11 +97,15 @@ def train(config: LearnerConfig) -> None:
 
 def step_optimizer(opt: Any, inner: Any, tokens: int) -> float:
     """Makes the optimizer's step; seconds of it that were not the inner optimizer's."""
+    c0 = time.thread_time()
     start = time.perf_counter()
     if opt is not inner:
         opt.add_tokens(tokens)
     opt.step()
-    return time.perf_counter() - start - float(inner.seconds)
+    took = time.perf_counter() - start - float(inner.seconds)
+    global CPU
+    CPU = time.thread_time() - c0 - inner.cpu
+    return took
 
 
 def state_of(opt: Any) -> str:

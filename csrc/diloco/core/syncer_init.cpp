@@ -103,6 +103,11 @@ void SyncerCore::Impl::on_init_done(const InitDone& done) {
     }
     return elect_anchors();
   }
+  for (const auto& [id, session] : sessions) {
+    const Version reported = session.adopted[p];
+    if (session.control == 0 || reported.epoch == epoch || reported <= begin.base) continue;
+    return elect_anchors();  // somebody newer came while these weights were on their way; nobody has seen them
+  }
   auto state = std::make_shared<FragmentState>(*done.result.state);
   state->version.epoch = epoch;
   slot.state = std::move(state);
@@ -128,9 +133,6 @@ void SyncerCore::Impl::on_init_done(const InitDone& done) {
   record(nlohmann::json{{"event", "init"}, {"fragment", p}, {"version", to_json(slot.state->version)},
                         {"from", recovered ? "recovered" : slot.init_learner}});
   publish(p, 0, slot.clock);
-  for (auto& [id, session] : sessions) {
-    if (session.control != 0) maybe_recover(session);  // somebody newer may have come meanwhile
-  }
   bool all = true;
   for (const auto& other : slots) all = all && other.state;
   if (all) log(LogLevel::kInfo, recovered ? "the global weights are recovered from the learners' anchors"

@@ -1,6 +1,8 @@
 #include "diloco/learner/learner.h"
 
 #include <fmt/format.h>
+#include <pthread.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -236,11 +238,14 @@ struct Learner::Impl {
       if (interruption && !lock.owns_lock()) lock.lock();
     }
     result->adopted = adopt_all();
+    bool wake = false;
     {
       const std::lock_guard lock(mutex);
       feed(AdoptsDone{});
-      wake_if_needed();
+      wake = !outbox.empty() && !io_ended;
     }
+    // Not under the mutex: an I/O thread that wakes up to a mutex taken costs this thread its core twice.
+    if (wake) transport->wake();
     if (interruption) std::rethrow_exception(interruption);
     result->reset_inner_state.swap(pending_resets);
     pending_resets.clear();
@@ -273,7 +278,20 @@ struct Learner::Impl {
 
   // ---- the I/O thread ----
 
+  // A batch thread does not preempt whoever is running when it wakes. With fewer cores than busy threads the I/O thread
+  // would otherwise take the training thread's core in the middle of a boundary. The transport's own threads inherit it.
+  static void yield_to_training() {
+#ifdef SCHED_BATCH
+    int policy = 0;
+    sched_param parameters{};
+    if (::pthread_getschedparam(::pthread_self(), &policy, &parameters) == 0 && policy == SCHED_OTHER) {
+      ::pthread_setschedparam(::pthread_self(), SCHED_BATCH, &parameters);
+    }
+#endif
+  }
+
   void run() {
+    yield_to_training();
     deliver(Tick{});
     std::vector<TransportEvent> events;
     bool tick_served = true;
@@ -376,7 +394,7 @@ struct Learner::Impl {
   }
 
   void add_blocked(Seconds seconds) {
-    const std::lock_guard lock(mutex);
+    const std::lock_guard lock(blocked_mutex);
     if (blocked.size() >= kBlockedKept) blocked.pop_front();
     blocked.push_back(seconds);
   }
@@ -429,14 +447,15 @@ struct Learner::Impl {
   std::vector<Adoption> adoptions;
   std::vector<Piece> pieces;
 
-  mutable std::mutex mutex;  // guards all that follows but `io`
+  std::mutex blocked_mutex;
+  std::deque<Seconds> blocked;  // guarded by blocked_mutex
+  mutable std::mutex mutex;     // guards all that follows but `io`
   std::condition_variable changed;
   std::unique_ptr<LearnerCore> core;
   std::mt19937_64 random;
   std::unique_ptr<LedgerFile> ledger;
   std::deque<Outgoing> outbox;
   std::deque<Log> logs;
-  std::deque<Seconds> blocked;
   TransportCounters counters;
   std::string failure, bug;
   std::uint64_t io_events = 0, bugs = 0, known_fragments = 0;
@@ -536,7 +555,7 @@ TransportCounters Learner::counters() const {
 
 std::vector<Seconds> Learner::take_blocked() {
   impl_->check_process("take_blocked()");
-  const std::lock_guard lock(impl_->mutex);
+  const std::lock_guard lock(impl_->blocked_mutex);
   std::vector<Seconds> taken(impl_->blocked.begin(), impl_->blocked.end());
   impl_->blocked.clear();
   return taken;

@@ -152,13 +152,12 @@ struct Syncer::Impl {
     }
   }
 
-  void execute(SendTo& action, std::deque<SyncerEvent>& queue) {
+  void execute(SendTo& action, std::deque<SyncerEvent>&) {
     if (action.frame.header.type == MessageType::kStatusReply) {
       action.frame.body = complete_status(action.frame.body, transport->counters());
     }
-    if (!transport->send(action.peer, std::move(action.frame))) {
-      queue.push_back(PeerGoneEvent{action.peer, "the connection is gone"});
-    }
+    // If the peer is gone, the transport's own event tells, and why.
+    static_cast<void>(transport->send(action.peer, std::move(action.frame)));
   }
   void execute(CutPeer& action, std::deque<SyncerEvent>&) { transport->cut(action.peer, action.why); }
   void execute(RunScreen& action, std::deque<SyncerEvent>&) {

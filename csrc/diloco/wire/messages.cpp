@@ -14,6 +14,7 @@ namespace {
 using json = nlohmann::json;
 
 constexpr std::uint64_t kMaxNumel = std::uint64_t{1} << 62;
+constexpr std::uint64_t kMaxVersion = std::uint64_t{1} << 62;  // epochs and outer steps: counting on from it never wraps
 constexpr std::size_t kMaxDims = 64;
 constexpr std::size_t kMaxName = 4096;   // tensor names
 constexpr std::size_t kMaxShort = 256;   // host, run id, software
@@ -118,7 +119,7 @@ json version_json(const Version& v) { return json::array({v.epoch, v.n}); }
 
 Version as_version(const json& value, const std::string& what) {
   if (!value.is_array() || value.size() != 2) throw Refused(what + " must be [epoch, n]");
-  return {as_uint(value[0], what), as_uint(value[1], what)};
+  return {as_uint(value[0], what, kMaxVersion), as_uint(value[1], what, kMaxVersion)};
 }
 
 json versions_json(const std::vector<Version>& versions) {
@@ -304,6 +305,7 @@ const char* reason_name(DiscardReason reason) {
     case DiscardReason::kStale: return "stale";
     case DiscardReason::kNonfinite: return "nonfinite";
     case DiscardReason::kRefused: return "refused";
+    case DiscardReason::kInFlight: return "in_flight";
     case DiscardReason::kCount: break;
   }
   return "unknown";
@@ -338,7 +340,7 @@ std::optional<Hello> decode_hello(Bytes bytes, std::string* why) {
     m.pid = map.uint("pid");
     m.role = map.choice("role", Role::kMonitor);
     m.software = map.text("software", kMaxShort);
-    m.highest_epoch = map.uint("highest_epoch");
+    m.highest_epoch = map.uint("highest_epoch", kMaxVersion);
     m.layout = read_layout(map, "layout");
     if (m.role == Role::kLearner && m.layout.tensors.empty()) throw Refused("the layout has no tensors");
     m.adopted = read_versions(map, "adopted");

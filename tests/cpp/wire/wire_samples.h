@@ -62,7 +62,7 @@ inline Plan any_plan(Random& random, const Layout& layout) {
   return plan;
 }
 
-inline Version any_version(Random& random) { return {any_uint(random), any_uint(random)}; }
+inline Version any_version(Random& random) { return {any_uint(random) >> 2, any_uint(random) >> 2}; }
 
 inline std::map<std::string, std::string> any_settings(Random& random) {
   std::map<std::string, std::string> settings;
@@ -78,7 +78,7 @@ inline Hello any_hello(Random& random) {
   m.pid = any_uint(random);
   m.role = static_cast<Role>(below(random, 3));
   m.software = "diloco 0.1.0";
-  m.highest_epoch = any_uint(random);
+  m.highest_epoch = any_uint(random) >> 2;
   m.layout = any_layout(random);
   m.adopted.resize(below(random, m.layout.tensors.size() + 1));
   for (Version& v : m.adopted) v = any_version(random);
