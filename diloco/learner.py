@@ -98,6 +98,7 @@ class Learner:
         staging_bytes = int(texts.pop("staging_bytes", "0"))
         self._syncer = config.argument(syncer, "DILOCO_SYNCER", config.DEFAULT_SYNCER)
         self._parameters = parameters
+        self._pid = os.getpid()
         self._calls: deque[float] = deque(maxlen=_CALLS_KEPT)
         self._blocked_s = self._longest_s = 0.0
         self._blocked_calls = 0
@@ -207,6 +208,14 @@ class Learner:
 
     def _close_at_exit(self) -> None:
         self.close(_EXIT_FLUSH_S)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"learner '{self.learner_id}' belongs to process {self._pid} and cannot be used in its child "
+                f"{os.getpid()}: threads and sockets do not survive fork(); make a learner in the child, or leave it to "
+                "the parent"
+            )
 
     def _account(self, seconds: float) -> None:
         self._calls.append(seconds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -125,12 +126,14 @@ class DiLoCoOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """The inner optimizer's step, then the boundary: count, stage, adopt, report. Returns the closure's loss."""
-        if self._learner is not None and self._learner.closed:
-            raise RuntimeError(
-                "this DiLoCoOptimizer is closed; expected no step after close(). "
-                "Go on with its inner optimizer (.inner), or wrap that again."
-            )
-        with torch.autograd.profiler.record_function("Optimizer.step#DiLoCoOptimizer.step"):
+        if self._learner is not None:
+            self._learner._check_process()  # before the inner step: a refused step changes nothing
+            if self._learner.closed:
+                raise RuntimeError(
+                    "this DiLoCoOptimizer is closed; expected no step after close(). "
+                    "Go on with its inner optimizer (.inner), or wrap that again."
+                )
+        with _labelled("Optimizer.step#DiLoCoOptimizer.step"):
             closure = self._run_pre_hooks(closure)
             initialising = closure is None and is_initialising_call(self.param_groups)
             # Called with as few arguments as possible: not every optimizer outside torch takes a closure.
@@ -261,6 +264,11 @@ class DiLoCoOptimizer(Optimizer):
             return
         self._adopt_inner(state["inner"])
         self._earlier = dict(state["earlier"])
+
+
+def _labelled(name: str) -> AbstractContextManager[Any]:
+    """A label for the profiler. Only while one runs: a label costs 0.1 ms, as much as the boundary itself."""
+    return torch.autograd.profiler.record_function(name) if torch.autograd._profiler_enabled() else nullcontext()  # type: ignore[attr-defined]
 
 
 def _check_inner(optimizer: Any) -> None:

@@ -21,8 +21,8 @@ echo "wheel: $(basename "$wheel"), $(stat -c %s "$wheel") bytes"
 torch=$($python -c 'import torch; print(torch.__version__)')
 "$(readlink -f "$python")" -m venv "$work/venv"
 clean=$work/venv/bin
-"$clean/python" -m pip install -q --disable-pip-version-check "torch==$torch" numpy rich typer matplotlib
-"$clean/python" -m pip install -q --disable-pip-version-check --no-deps "$wheel"
+"$clean/python" -m pip install -qq --disable-pip-version-check "torch==$torch" numpy rich typer matplotlib
+"$clean/python" -m pip install -qq --disable-pip-version-check --no-deps "$wheel"
 
 cd /
 # The programs may find neither the checkout nor anything of the system's beside the C and C++ run time.

@@ -32,6 +32,7 @@ class Cluster:
         self.weights = folder / "weights"
         self.alone_weights = folder / "weights-alone"
         self.stop_file = folder / "stop"
+        self.pace_file = folder / "pace"
         self.endpoint = ""
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         for path in (self.ledgers, self.weights, self.alone_weights):
@@ -64,6 +65,7 @@ class Cluster:
             life=life,
             slowdown=SLOWDOWN[name],
             progress=str(self.folder / f"{name}.{life}.progress"),
+            pace=str(self.pace_file),
             stop=str(self.stop_file),
             parent=os.getpid(),
             syncer=self.endpoint,
@@ -85,6 +87,7 @@ class Cluster:
             life=0,
             slowdown=1.0,
             progress=str(self.folder / "alone.progress"),
+            pace="",
             stop=str(self.folder / "never"),
             parent=os.getpid(),
             max_steps=steps,
@@ -107,6 +110,12 @@ class Cluster:
         child = self.children.start(name, [sys.executable, "-m", f"diloco.demo.{module}", "--config", str(file)])
         self._running[child.pid] = child
         return child
+
+    def tell_pace(self, seconds: float) -> None:
+        """To the learners that are slower on purpose. Replaced in one piece: they may read at any time."""
+        part = self.pace_file.with_suffix(".part")
+        part.write_text(repr(seconds))
+        os.replace(part, self.pace_file)
 
     def kill(self, life: Life) -> int:
         """SIGKILL; returns the wait status."""

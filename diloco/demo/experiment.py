@@ -14,7 +14,7 @@ from typing import Any
 
 from diloco.demo.cluster import Cluster, DemoError
 from diloco.demo.evaluate import CurveThread, Evaluator, weight_files
-from diloco.demo.plan import REFERENCE, SLOWDOWN, VICTIM, Timing
+from diloco.demo.plan import QUICK_ALLOWANCE, REFERENCE, SLOWDOWN, VICTIM, Timing
 from diloco.demo.processes import Children
 from diloco.demo.record import Kill, LossPoint, Paired, Record
 from diloco.demo.table import Phase, PlainScreen, RichScreen
@@ -23,6 +23,7 @@ from diloco.demo.watch import StatusPoller, Tail, Watcher
 POLL_S = 0.1
 CLOSE_PATIENCE_S = 30.0
 STEP_PATIENCE_S = 60.0
+PACE_STEPS = 8  # the speed of the slower learners follows the mean of so many steps of the fastest
 PAIRS, QUICK_PAIRS = 60, 30
 ALONE_SHARE = 0.6  # guess for the estimate of the rest: a step alone over a step beside three others
 
@@ -42,12 +43,17 @@ def run_experiment(seed: int, steps: int, quick: bool, folder: Path, screen: Scr
         signal.signal(signal.SIGINT, interrupts)
 
 
+def count_steps(progress: Tail) -> int:
+    return sum(line["event"] == "step" for line in progress.read())
+
+
 class Experiment:
     def __init__(self, seed: int, steps: int, quick: bool, folder: Path, screen: Screen, children: Children) -> None:
         self.timing = Timing(steps)
         self.quick = quick
         self.screen = screen
-        self.record = Record(seed=seed, steps=steps, reference=REFERENCE)
+        allowance = QUICK_ALLOWANCE if quick else 0.0
+        self.record = Record(seed=seed, steps=steps, reference=REFERENCE, allowance=allowance)
         self.cluster = Cluster(folder, seed, children)
         self.watcher = Watcher(self.record, self.cluster.events)
         self.threads: list[StatusPoller | CurveThread] = []
@@ -79,7 +85,9 @@ class Experiment:
         self.finish_syncer(syncer)
         curve.finish()
         self.audit()
-        self.references(paired)
+        self.alone()
+        if paired:
+            self.paired()
         self.final_losses()
         record.wall_s = self.watcher.now()
         return record
@@ -123,9 +131,15 @@ class Experiment:
             elif time.monotonic() - since > STEP_PATIENCE_S:
                 raise DemoError(f"{REFERENCE} made no step for {STEP_PATIENCE_S:.0f} s after step {seen}")
             self.watcher.poll()
+            self.tell_pace()
             self.record.status = poller.latest
             self.screen.show(self.record, Phase(text, self.reference_steps(), self.timing.steps, self.rest_s()))
             time.sleep(POLL_S)
+
+    def tell_pace(self) -> None:
+        recent = self.record.lives_of(REFERENCE)[0].steps[-PACE_STEPS:]
+        if recent:
+            self.cluster.tell_pace(sum(step.busy_s for step in recent) / len(recent))
 
     def rest_s(self) -> float | None:
         """Estimate of the rest of the whole demo."""
@@ -183,30 +197,34 @@ class Experiment:
         if (run.returncode == 0) != self.record.audit["ok"]:
             raise DemoError(f"the audit's exit status {run.returncode} contradicts its report")
 
-    def references(self, paired: bool) -> None:
-        """The single learner and, beside it on the other core, the paired run."""
+    def alone(self) -> None:
+        """The single learner: as many steps as the fastest made, with the machine to itself."""
         steps = self.reference_steps()
         curve = self.start_curve(self.cluster.alone_weights, self.record.losses.alone_curve, self.place_alone)
-        alone, progress = self.cluster.start_alone(steps)
-        waiting: list[tuple[str, subprocess.Popen[bytes]]] = [("the single learner", alone)]
-        if paired:
-            _, endpoint = self.cluster.start_syncer("syncer-paired", event_log=False)
-            child, out = self.cluster.start_paired(endpoint, QUICK_PAIRS if self.quick else PAIRS)
-            waiting.append(("the paired run", child))
-        tail, done, began = Tail(progress), 0, time.monotonic()
-        while waiting:
-            done += sum(line["event"] == "step" for line in tail.read())
+        child, progress = self.cluster.start_alone(steps)
+        tail, began, done = Tail(progress), time.monotonic(), 0
+        while not self.has_ended(child, "the single learner"):
+            done += count_steps(tail)
             rest = (time.monotonic() - began) / done * (steps - done) if done else None
             self.screen.show(self.record, Phase("one learner alone, to compare", done, steps, rest))
-            for what, child_process in waiting:
-                if child_process.poll() not in (None, 0):
-                    raise DemoError(f"{what} failed:\n{self.cluster.children.last_words(child_process)}")
-            waiting = [(what, one) for what, one in waiting if one.poll() is None]
             time.sleep(POLL_S)
-        self.record.alone_steps = done + sum(line["event"] == "step" for line in tail.read())
+        self.record.alone_steps = done + count_steps(tail)
         curve.finish()
-        if paired:
-            self.record.paired = Paired(**{k: tuple(v) for k, v in json.loads(out.read_text()).items()})
+
+    def paired(self) -> None:
+        """With a free core, as a training machine has: the network threads must not compete with the training."""
+        pairs = QUICK_PAIRS if self.quick else PAIRS
+        _, endpoint = self.cluster.start_syncer("syncer-paired", event_log=False)
+        child, out = self.cluster.start_paired(endpoint, pairs)
+        while not self.has_ended(child, "the paired run"):
+            self.screen.show(self.record, Phase(f"wrapped and bare steps in turn, {pairs} pairs", 0, 0))
+            time.sleep(POLL_S)
+        self.record.paired = Paired(**{k: tuple(v) for k, v in json.loads(out.read_text()).items()})
+
+    def has_ended(self, child: subprocess.Popen[bytes], what: str) -> bool:
+        if child.poll() not in (None, 0):
+            raise DemoError(f"{what} failed:\n{self.cluster.children.last_words(child)}")
+        return child.returncode == 0
 
     def place_alone(self, t: float, step: int) -> LossPoint:
         return LossPoint(t - self.watcher.origin, step, step * self.tokens_per_step(), 0.0)

@@ -8,7 +8,7 @@ from typing import Any
 from diloco.demo.record import Life, LossPoint, Record
 
 COLOURS = ("#2a6fbb", "#d1495b", "#3a9e78", "#8d6ab8", "#c98b2b", "#5a6672")
-GLOBAL, ALONE, MARK = "#1b263b", "#9aa5b1", "#d1495b"
+GLOBAL, ALONE, FEWER, MARK = "#1b263b", "#9aa5b1", "#c98b2b", "#d1495b"
 
 
 def available() -> bool:
@@ -72,10 +72,10 @@ def loss_lines(axis: Any, record: Record, xs: list[float], alone_xs: list[float]
     if values:
         low, high = min(values), max(values)
         # The first steps fall from log(256); what matters is below.
-        axis.set_ylim(low - 0.06, min(high, low + 1.6) + 0.04)
-    axis.set_ylabel("held-out loss (nats per byte)")
+        axis.set_ylim(low - 0.08, min(high, low + 1.2) + 0.04)
+    axis.set_ylabel("held-out loss, nats per byte")
     axis.grid(axis="y", color="#e3e7eb", lw=0.8)
-    axis.legend(frameon=False, loc="upper right", bbox_to_anchor=(1, 0.9))
+    axis.legend(frameon=False, loc="upper right")
 
 
 def over_time(axis: Any, record: Record) -> None:
@@ -117,7 +117,7 @@ def tokens_near(curve: list[LossPoint], t: float) -> float:
 def timeline(axis: Any, record: Record) -> None:
     """A bar per life of a learner, a dot per contribution merged, and all rounds on the syncer's line."""
     names = record.learners()
-    axis.set_title("Learners and rounds: each dot is a contribution merged, the lowest line is the syncer")
+    axis.set_title("Learners and rounds: each dot is a contribution that was merged")
     for row, name in enumerate(names):
         colour = COLOURS[row % len(COLOURS)]
         for life in record.lives_of(name):
@@ -131,16 +131,17 @@ def timeline(axis: Any, record: Record) -> None:
     axis.scatter(
         [r.t for r in record.rounds],
         [syncer + spread(r.fragment, record) for r in record.rounds],
-        s=[2 + 3 * len(r.members) for r in record.rounds],
-        color=GLOBAL,
-        alpha=0.75,
+        s=7,
+        color=[GLOBAL if len(r.members) == len(names) else FEWER for r in record.rounds],
         lw=0,
     )
     kill_marks(axis, record, names)
-    axis.set_yticks(range(len(names) + 1), [label_of(record, name) for name in names] + ["syncer"])
+    axis.set_yticks(range(len(names) + 1), [label_of(record, name) for name in names] + ["syncer: rounds"])
     axis.set_ylim(len(names) + 0.55, -0.6)
     axis.set_xlim(0, max((r.t for r in record.rounds), default=1.0) * 1.01)
-    axis.set_xlabel("seconds; inside a line: height = number of the fragment, syncer's dots grow with the members")
+    axis.set_xlabel(
+        "seconds; height inside a line: the fragment; syncer: dark = merged from all learners, light = from fewer"
+    )
     axis.spines["left"].set_visible(False)
     axis.tick_params(axis="y", length=0)
 

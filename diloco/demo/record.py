@@ -18,8 +18,9 @@ class LearnerConfig:
     shards: int
     seed: int  # of the model's weights and the data order
     life: int  # 0, then 1 after a restart: continues with other data
-    slowdown: float  # 1.0 = full speed; the process sleeps (slowdown - 1) times what a step took
+    slowdown: float  # 1.0 = full speed; else the process sleeps until a step has taken so many times `pace`
     progress: str  # file: one JSON line a step
+    pace: str  # file: seconds a step takes at full speed, kept up to date by the parent
     stop: str  # the process ends after the step at which this file exists
     parent: int  # pid: dies with it
     max_steps: int = 0  # 0 = until `stop`
@@ -129,6 +130,7 @@ class Record:
     steps: int
     fragments: int = 0
     reference: str = ""  # the fastest learner
+    allowance: float = 0.0  # by so much the global loss may be above that of a single learner
     lives: list[Life] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     kill: Kill | None = None

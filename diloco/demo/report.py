@@ -9,7 +9,16 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from diloco.demo.checks import Check, blocked_share, longest_gap, paired_overhead, peers_ratio, peers_steps
+from diloco.demo.checks import (
+    Check,
+    blocked_share,
+    blocked_share_awake,
+    longest_call,
+    longest_gap,
+    paired_overhead,
+    peers_ratio,
+    peers_steps,
+)
 from diloco.demo.record import Record
 
 SCHEMA = "diloco.demo.1"
@@ -86,6 +95,7 @@ def build(record: Record, checks: list[Check], command: str) -> dict[str, Any]:
             name: one["merged_fraction"] for name, one in sorted(record.audit.get("learners", {}).items())
         },
         "blocked_fraction": blocked_share(record.lives),
+        "blocked_fraction_awake": blocked_share_awake(record.lives),
         "paired": {"overhead": overhead, "standard_error": error, "pairs": len(record.paired.bare_s)},
         "kill": kill_values(record),
         "fragment_versions": [f["version"] for f in record.status.get("fragments", ())],
@@ -112,6 +122,8 @@ def kill_values(record: Record) -> dict[str, Any] | None:
         "back_at_s": kill.back_at_s,
         "merged_again_at_s": kill.merged_again_at_s,
         "peers_longest_call_ratio": peers_ratio(record),
+        "peers_longest_call_before_s": longest_call(before),
+        "peers_longest_call_during_s": longest_call(during),
         "peers_longest_gap_before_s": longest_gap(before),
         "peers_longest_gap_during_s": longest_gap(during),
     }

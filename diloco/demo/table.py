@@ -43,7 +43,9 @@ def shown_state(life: Life, status: dict[str, Any]) -> str:
 
 
 def progress_text(phase: Phase) -> str:
-    share = min(1.0, phase.done / phase.of) if phase.of else 0.0
+    if not phase.of:
+        return phase.text
+    share = min(1.0, phase.done / phase.of)
     rest = "" if phase.rest_s is None else f", about {phase.rest_s:.0f} s left"
     return f"{phase.text}: {phase.done:.0f} of {phase.of:.0f} ({share:.0%}){rest}"
 
@@ -72,11 +74,11 @@ class PlainScreen:
         if time.monotonic() - self._last < PLAIN_EVERY_S:
             return
         self._last = time.monotonic()
-        steps = " ".join(f"{life.learner}:{life.steps[-1].step if life.steps else 0}" for life in record.lives[-4:])
-        print(
-            f"{progress_text(phase)}; held-out loss {latest_loss(record)}; rounds {len(record.rounds)}; steps {steps}",
-            flush=True,
-        )
+        text = progress_text(phase)
+        if not record.trained_s:
+            steps = " ".join(f"{n}:{sum(len(life.steps) for life in record.lives_of(n))}" for n in record.learners())
+            text += f"; held-out loss {latest_loss(record)}; rounds {len(record.rounds)}; steps {steps}"
+        print(text, flush=True)
 
 
 class RichScreen:

@@ -15,10 +15,8 @@ class TimedAdamW(torch.optim.AdamW):
     seconds = 0.0
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        c=time.thread_time()
         start = time.perf_counter()
         result = super().step(closure)
-        self.cpu=time.thread_time()-c
         self.seconds = time.perf_counter() - start
         return result
 

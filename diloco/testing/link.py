@@ -19,8 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from diloco.testing.child import Process
 from diloco.testing.hosts import Host
-from diloco.testing.processes import Process
 
 MTU = 1500
 _numbers = itertools.count(1)

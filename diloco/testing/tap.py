@@ -39,7 +39,7 @@ class Hold:
     connection: TapConnection | None = None
     struck: threading.Event = field(default_factory=threading.Event)
 
-    def wait(self, timeout_s: float = 60.0) -> TapConnection:
+    def wait(self, timeout_s: float = 90.0) -> TapConnection:
         if not self.struck.wait(timeout_s) or self.connection is None:
             raise TimeoutError(f"no message of the held kind came by within {timeout_s:g} s")
         return self.connection

@@ -10,7 +10,7 @@ KILLED_S, BACK_S = 20.0, 32.0
 
 def steps_of(start: float, end: float, period: float) -> list[Step]:
     count = int((end - start) / period)
-    return [Step(start + i * period, i, i * TOKENS, 3.0 - 0.01 * i, 0.1, 0.0001, period) for i in range(1, count + 1)]
+    return [Step(start + i * period, i, i * TOKENS, 3.0 - 0.01 * i, 1.0, 0.0001, period) for i in range(1, count + 1)]
 
 
 def life(learner: str, number: int, start: float, end: float, slowdown: float, code: int = 0) -> Life:

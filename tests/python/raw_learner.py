@@ -1,4 +1,4 @@
-"""A learner written by hand on zmtp.RawPeer: it joins, adopts, reports and contributes, or breaks any rule on the way."""
+"""A learner written by hand on zmtp.RawPeer: it joins, adopts, reports and contributes, or breaks any rule."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ _incarnations = itertools.count(0x7E57_0000)
 
 
 def layout_of(model: torch.nn.Module) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "shape": list(p.shape), "dtype": F32, "aliases": []} for name, p in model.named_parameters()
-    ]
+    return [{"name": name, "shape": list(p.shape), "dtype": F32, "aliases": []} for name, p in model.named_parameters()]
 
 
 def hello_body(run_layout: list[dict[str, Any]], name: str, /, **changes: Any) -> dict[str, Any]:
     return {
         "learner_id": name, "run_id": "", "host": "raw", "pid": 1, "role": 0, "software": "raw test",
-        "highest_epoch": 0, "layout": run_layout, "adopted": [], "merged_to": [], "settings": {}, "tokens": 0, "steps": 0,
-        "clock": 0, "downlink_credit": 1 << 23,
+        "highest_epoch": 0, "layout": run_layout, "adopted": [], "merged_to": [], "settings": {}, "tokens": 0,
+        "steps": 0, "clock": 0, "downlink_credit": 1 << 23,
     } | changes  # fmt: skip
 
 

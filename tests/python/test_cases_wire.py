@@ -274,6 +274,8 @@ HELLOS: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "negative_size": ({"layout": tensors(shape=[-1, 8])}, "malformed", "non-negative"),
     "more_versions_than_tensors": ({"adopted": [[1, 1]] * 50, "merged_to": [0] * 50}, "malformed", "more fragments"),
+    "epoch_that_would_wrap": ({"highest_epoch": 2**64 - 1}, "malformed", "highest_epoch is 18446744073709551615"),
+    "version_that_would_wrap": ({"adopted": [[1, 2**64 - 1]], "merged_to": [0]}, "malformed", "adopted[0] is 184467"),
     "accounts_that_do_not_match": ({"adopted": [[1, 1]], "merged_to": []}, "malformed", "merged_to has 0 entries"),
 }
 
@@ -371,7 +373,7 @@ def test_a_second_hello_begins_a_new_session_and_the_old_one_is_void(cluster: Cl
 
 
 def test_a_frame_of_an_unknown_session_is_answered_with_rehello(cluster: Cluster) -> None:
-    """What a DEALER queued for a syncer that has been restarted; nothing of it counts, and HELLO is welcome after it."""
+    """What a DEALER queued for a syncer that was restarted; nothing of it counts, and HELLO is welcome after it."""
     with cluster.peer() as peer:
         for kind, body in {"step": STEP, "chunk": b"x", "credit": b"", "goodbye": b"", "begin": b""}.items():
             peer.send(kind, body, session=12345, incarnation=5)

@@ -25,7 +25,7 @@ from diloco.cli.units import duration, size
 
 def run(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "diloco", *map(str, arguments)],
+        [sys.executable, "-P", "-m", "diloco", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=60,
@@ -148,7 +148,7 @@ def test_toml_error_names_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_syncer_runs_until_a_signal(number: signal.Signals) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "diloco", "syncer", "--bind", "127.0.0.1:0", "--sync-every", "12"],
+        [sys.executable, "-P", "-m", "diloco", "syncer", "--bind", "127.0.0.1:0", "--sync-every", "12"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -172,7 +172,7 @@ def test_native_program_is_shipped() -> None:
     done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode == 0
     assert diloco.__version__ in done.stdout
-    script = [sys.executable, "-c", "from diloco.cli import native_syncer; native_syncer()", "--version"]
+    script = [sys.executable, "-P", "-c", "from diloco.cli import native_syncer; native_syncer()", "--version"]
     assert subprocess.run(script, capture_output=True, text=True, timeout=60, check=True).stdout == done.stdout
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -101,7 +102,7 @@ def nothing_processed(record: Record) -> None:
 
 def blocking(record: Record) -> None:
     for life in record.lives:
-        life.steps = [replace(step, inside_s=0.0005) for step in life.steps]
+        life.steps = [replace(step, inside_s=0.01) for step in life.steps]
 
 
 def paired_disagrees(record: Record) -> None:
@@ -132,7 +133,7 @@ def no_paired_run(record: Record) -> None:
         (no_audit, "ledger_exact", "did not run"),
         (rounds_missing_in_audit, "ledger_exact", "rounds"),
         (nothing_processed, "ledger_exact", "0 tokens"),
-        (blocking, "blocked", "0.500%"),
+        (blocking, "blocked", "1.000% without"),
         (paired_disagrees, "blocked", "does not confirm"),
         (no_paired_run, "blocked", "does not confirm"),
     ],
@@ -143,6 +144,16 @@ def test_each_check_can_fail(spoil: Callable[[Record], None], name: str, words: 
     check = next(check for check in checks.run_checks(record) if check.name == name)
     assert not check.ok
     assert words in check.text
+
+
+def test_a_quick_run_may_be_a_little_above_and_says_so() -> None:
+    record = good_record()
+    record.allowance = 0.05
+    record.losses.end = record.losses.alone + 0.049
+    check = checks.better_than_alone(record)
+    assert check.ok and "quick" in check.text and check.limit == pytest.approx(record.losses.alone + 0.05)
+    record.losses.end += 0.002
+    assert not checks.better_than_alone(record).ok
 
 
 def test_only_the_broken_promise_fails() -> None:
@@ -156,6 +167,14 @@ def test_the_killed_learners_own_calls_do_not_count() -> None:
     slow_call(record, 1, 19.0, 1.0)
     before = checks.longest_call(checks.peers_steps(record, record.kill, during=False)) if record.kill else 0
     assert before == pytest.approx(0.0001)
+
+
+def test_deliberate_sleep_is_training_time_of_the_blocked_share() -> None:
+    record = good_record()
+    slow = [life for life in record.lives if life.slowdown == 3.0]
+    assert checks.blocked_share_awake(slow) == pytest.approx(0.0001)
+    assert checks.blocked_share(slow) == pytest.approx(20 * 0.0001 / (19 * 3.0 + 1.0))
+    assert math.isnan(checks.blocked_share([]))
 
 
 def test_an_outlier_does_not_move_the_paired_overhead() -> None:

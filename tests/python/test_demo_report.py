@@ -69,10 +69,11 @@ def test_plain_lines_have_no_control_codes(capsys: pytest.CaptureFixture[str]) -
     screen = table.make_screen(plain=False)  # standard output is no terminal here
     assert isinstance(screen, table.PlainScreen)
     with screen:
-        screen.show(good_record(), table.Phase("training", 30, 60, 42.0))
+        screen.show(replace(good_record(), trained_s=0.0), table.Phase("training", 30, 60, 42.0))
         screen.show(good_record(), table.Phase("training", 31, 60, 41.0))  # too soon after the last
         screen.say("hello")
     lines = capsys.readouterr().out.splitlines()
+    assert "learner-1:48" in lines[0]  # both lives
     assert len(lines) == 2 and "50%" in lines[0] and "about 42 s left" in lines[0] and lines[1] == "hello"
     assert "\x1b" not in "".join(lines)
 

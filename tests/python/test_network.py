@@ -8,7 +8,7 @@ import pytest
 
 from diloco.testing import Host, Link, Process, ProcessError, SyncerProcess, TinyLearner, syncer_program
 
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.netns, pytest.mark.timeout(300)]
 
 
 class Site(NamedTuple):

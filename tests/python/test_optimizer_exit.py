@@ -163,7 +163,7 @@ class Ended:
 def zygote() -> Iterator[subprocess.Popen[str]]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DILOCO_")}
     with subprocess.Popen(
-        [sys.executable, "-X", "faulthandler", "-c", ZYGOTE, str(Path(__file__).parent)],
+        [sys.executable, "-P", "-X", "faulthandler", "-c", ZYGOTE, str(Path(__file__).parent)],
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -211,7 +211,7 @@ def test_ends_cleanly_without_a_syncer(run: Run, ending: str) -> None:
 def test_ends_in_time_when_the_syncer_was_killed(run: Run) -> None:
     """SIGKILL of the syncer in mid-run; the learner leaves main with work queued."""
     syncer = subprocess.Popen(
-        [sys.executable, "-m", "diloco", "syncer", "--bind", "127.0.0.1:0", "--sync-every", "4"],
+        [sys.executable, "-P", "-m", "diloco", "syncer", "--bind", "127.0.0.1:0", "--sync-every", "4"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -258,7 +258,7 @@ try:
 except KeyboardInterrupt:
     sys.exit(11)
 """
-    with diloco.Syncer(mode="lockstep", overlap_steps=0, sync_every=4, min_quorum=2, shutdown_s=0.5) as syncer:
+    with diloco.Syncer(mode="lockstep", overlap_steps=0, sync_every=4, num_fragments=1, min_quorum=2) as syncer:
         assert_clean(run(program, syncer.endpoint), 11)
 
 

@@ -16,7 +16,17 @@ def test_stub_matches_the_module(tmp_path: Path) -> None:
     config = tmp_path / "mypy.ini"
     config.write_text("[mypy-torch.*]\nfollow_imports = skip\nfollow_imports_for_stubs = True\n")  # a minute of work
     done = subprocess.run(
-        [sys.executable, "-m", "mypy.stubtest", "diloco._C", "--allowlist", allowed, "--mypy-config-file", config],
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "mypy.stubtest",
+            "diloco._C",
+            "--allowlist",
+            allowed,
+            "--mypy-config-file",
+            config,
+        ],
         capture_output=True,
         text=True,
         timeout=110,

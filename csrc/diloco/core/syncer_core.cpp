@@ -176,6 +176,7 @@ void SyncerCore::Impl::on_tick() {
   pull_contributors();
   check_rounds();
   update_armed();
+  say_waiting();
 
   if (shutdown_at && (rounds.empty() || now >= *shutdown_at)) {
     stopped = true;
@@ -191,6 +192,20 @@ void SyncerCore::Impl::on_tick() {
   }
 }
 
+// What keeps outer steps from happening, once it has lasted, and then every so often: with too few learners the others
+// train on alone, and nothing else would look wrong.
+void SyncerCore::Impl::say_waiting() {
+  constexpr Seconds kAfterS = 5.0, kEveryS = 30.0;
+  bool somebody = false;
+  for (const auto& [id, session] : sessions) somebody = somebody || session.control != 0;
+  const std::string text = somebody ? waiting_text() : std::string();
+  if (text.empty()) return say_waiting_at.reset();
+  if (!say_waiting_at) say_waiting_at = now + kAfterS;
+  if (now < *say_waiting_at) return;
+  say_waiting_at = now + kEveryS;
+  log(LogLevel::kWarning, "waiting: " + text);
+}
+
 TimePoint SyncerCore::Impl::next_deadline() const {
   TimePoint at = kNever;
   if (stopped) return at;
@@ -203,6 +218,7 @@ TimePoint SyncerCore::Impl::next_deadline() const {
     if (round.phase == RoundPhase::kCollecting && round.deadline) at = std::min(at, *round.deadline);
   }
   if (elect_at) at = std::min(at, *elect_at);
+  if (say_waiting_at) at = std::min(at, *say_waiting_at);
   if (shutdown_at) at = std::min(at, *shutdown_at);
   return at;
 }

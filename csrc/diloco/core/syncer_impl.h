@@ -144,6 +144,7 @@ struct SyncerCore::Impl {
   std::vector<SyncerAction> handle(const SyncerEvent& event, TimePoint now);
   void on_frame(const FrameEvent& frame);
   void on_tick();
+  void say_waiting();
   TimePoint next_deadline() const;
   void log(LogLevel level, std::string text) { actions.push_back(Log{level, std::move(text)}); }
   template <class J> void record(J&& line);
@@ -233,7 +234,7 @@ struct SyncerCore::Impl {
   std::map<FragmentId, TimePoint> undelivered;  // published, not yet at any learner: closed_at
   std::optional<TimePoint> shutdown_at;
   bool stopped = false;
-  TimePoint last_waiting_log = -1e9;
+  std::optional<TimePoint> say_waiting_at;  // while something is stuck: when it is said (again)
   bool same_data_warned = false;
   std::vector<SessionId> dead;              // ended during this handle(); erased at its end
 };

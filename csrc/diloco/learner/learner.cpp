@@ -17,7 +17,7 @@
 #include <utility>
 #include <variant>
 
-#include "diloco/base/clock.h"
+#include "diloco/base/core_clock.h"
 #include "diloco/base/errors.h"
 #include "diloco/base/log_line.h"
 #include "diloco/base/version.h"
@@ -116,7 +116,7 @@ struct Learner::Impl {
   // ---- feeding the core; `mutex` is held ----
 
   void feed(const LearnerEvent& event) {
-    for (LearnerAction& action : core->handle(event, monotonic_now())) {
+    for (LearnerAction& action : core->handle(event, clock.now())) {
       std::visit([&](auto& a) { route(a); }, action);
     }
     if (core->plan() != nullptr && core->plan()->size() != known_fragments) {
@@ -303,18 +303,21 @@ struct Learner::Impl {
         const std::lock_guard lock(mutex);
         sends.swap(outbox);
         stop = stop_io;
-        wait = core->next_deadline() - monotonic_now();
+        wait = std::clamp(core->next_deadline() - clock.now(), tick_served ? kShortestPoll : 0.0, kLongestPoll);
+        clock.waits(wait, slack());
       }
       for (Outgoing& out : sends) guarded("send", [&] { std::visit([&](auto& a) { perform(a); }, out); });
       if (stop) break;
       events.clear();
-      guarded("poll", [&] {
-        transport->poll(std::clamp(wait, tick_served ? kShortestPoll : 0.0, kLongestPoll), &events);
-      });
+      guarded("poll", [&] { transport->poll(wait, &events); });
+      {
+        const std::lock_guard lock(mutex);
+        clock.works(slack());
+      }
       for (TransportEvent& event : events) take(event);
       const std::unique_lock lock(mutex);
       counters = transport->counters();
-      tick_served = monotonic_now() >= core->next_deadline();
+      tick_served = clock.now() >= core->next_deadline();
       if (tick_served) guarded("tick", [&] { feed(Tick{}); });
     }
     guarded("close", [&] { transport->close(); });
@@ -323,6 +326,8 @@ struct Learner::Impl {
     io_ended = true;
     changed.notify_all();
   }
+
+  Seconds slack() const { return core->settings().heartbeat_timeout_s / 4; }
 
   void take(TransportEvent& event) {
     if (auto* frame = std::get_if<InFrame>(&event)) {
@@ -451,6 +456,7 @@ struct Learner::Impl {
   std::deque<Seconds> blocked;  // guarded by blocked_mutex
   mutable std::mutex mutex;     // guards all that follows but `io`
   std::condition_variable changed;
+  CoreClock clock;
   std::unique_ptr<LearnerCore> core;
   std::mt19937_64 random;
   std::unique_ptr<LedgerFile> ledger;

@@ -18,7 +18,7 @@
 #include <utility>
 #include <variant>
 
-#include "diloco/base/clock.h"
+#include "diloco/base/core_clock.h"
 #include "diloco/base/errors.h"
 #include "diloco/base/log_line.h"
 #include "diloco/syncer/event_log.h"
@@ -63,7 +63,7 @@ Settings checked_settings(Settings settings) {
 
 struct Syncer::Impl {
   Impl(SyncerOptions given, std::unique_ptr<ServerTransport> given_transport)
-      : options(std::move(given)), started(monotonic_now()), event_log(options.event_log), workers(options.merge_threads) {
+      : options(std::move(given)), event_log(options.event_log), workers(options.merge_threads) {
     const Settings& settings = options.settings;
     const std::string bind = checked_bind(options);
     TransportLimits limits;
@@ -85,25 +85,25 @@ struct Syncer::Impl {
     io = std::thread([this] { run(); });
   }
 
-  TimePoint now() const { return monotonic_now() - started; }
-
   // ---- the I/O thread ----
 
   void run() {
     handle(Tick{});
     std::vector<TransportEvent> events;
     bool tick_served = true;
+    const Seconds slack = options.settings.heartbeat_timeout_s / 4;
     while (!stopped) {
-      const Seconds wait = core->next_deadline() - now();
+      const Seconds wait =
+          std::clamp(core->next_deadline() - clock.now(), tick_served ? kShortestPoll : 0.0, kLongestPoll);
       events.clear();
-      guarded("poll", [&] {
-        transport->poll(std::clamp(wait, tick_served ? kShortestPoll : 0.0, kLongestPoll), &events);
-      });
+      clock.waits(wait, slack);
+      guarded("poll", [&] { transport->poll(wait, &events); });
+      clock.works(slack);
       for (TransportEvent& event : events) take(event);
       take_posted();
-      tick_served = now() >= core->next_deadline();
+      tick_served = clock.now() >= core->next_deadline();
       if (tick_served) handle(Tick{});
-      if (now() > force_stop_at && !stopped) {
+      if (monotonic_now() > force_stop_at && !stopped) {
         log(LogLevel::kError, "stopped by force: the rounds did not end in the stated time; please report this");
         finish();
       }
@@ -145,7 +145,7 @@ struct Syncer::Impl {
       const SyncerEvent event = std::move(queue.front());
       queue.pop_front();
       guarded("event", [&] {
-        for (SyncerAction& action : core->handle(event, now())) {
+        for (SyncerAction& action : core->handle(event, clock.now())) {
           guarded("action", [&] { std::visit([&](auto& a) { execute(a, queue); }, action); });
         }
       });
@@ -260,7 +260,7 @@ struct Syncer::Impl {
 
   const SyncerOptions options;
   const pid_t pid = ::getpid();
-  const TimePoint started;
+  CoreClock clock;  // I/O thread until `ended`
   EventLog event_log;
   std::unique_ptr<ServerTransport> transport;  // I/O thread, but for wake(), until `ended`
   std::unique_ptr<SyncerCore> core;            // I/O thread until `ended`, then whoever holds `mutex`
@@ -299,7 +299,7 @@ std::string Syncer::endpoint() const { return impl_->endpoint; }
 
 std::string Syncer::status_json() {
   return impl_->ask([this] {
-    return complete_status(impl_->core->status_json(impl_->now()), impl_->transport->counters());
+    return complete_status(impl_->core->status_json(impl_->clock.now()), impl_->transport->counters());
   });
 }
 
@@ -307,7 +307,7 @@ void Syncer::stop(Seconds shutdown_s) {
   Impl& impl = *impl_;
   impl.post([&impl, shutdown_s] {
     if (impl.stopped) return;
-    impl.force_stop_at = std::min(impl.force_stop_at, impl.now() + shutdown_s + kStopSlack);
+    impl.force_stop_at = std::min(impl.force_stop_at, monotonic_now() + shutdown_s + kStopSlack);
     impl.handle(ShutdownEvent{shutdown_s});
   });
   {

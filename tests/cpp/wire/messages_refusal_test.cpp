@@ -160,6 +160,19 @@ TEST(WireRefusal, AdoptedAndMergedToDisagree) {
   expect_refused(decode_hello, pack(hello), "adopted[0] must be [epoch, n]");
 }
 
+// One more outer step, or one more life of the syncer, must not wrap to 0.
+TEST(WireRefusal, NumbersThatCountingOnWouldWrap) {
+  json hello = hello_json();
+  hello["highest_epoch"] = ~0ull;
+  expect_refused(decode_hello, pack(hello), "highest_epoch is 18446744073709551615, at most 4611686018427387904");
+  hello = hello_json();
+  hello["merged_to"] = {0};
+  for (const json& version : {json{~0ull, 0}, json{1, ~0ull}}) {
+    hello["adopted"] = json::array({version});
+    expect_refused(decode_hello, pack(hello), "adopted[0] is 18446744073709551615");
+  }
+}
+
 TEST(WireRefusal, Plan) {
   const auto with = [](auto change) { json w = welcome_json(); change(w); return pack(w); };
   EXPECT_TRUE(decode_welcome(as_bytes(with([](json&) {})), nullptr).has_value());
