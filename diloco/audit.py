@@ -270,8 +270,10 @@ def audit(events: list[dict[str, Any]], ledgers: list[Ledger], notes: Iterable[s
         for reason, tokens in one["discarded"].items():
             discarded[reason] = discarded.get(reason, 0) + tokens
         learners.setdefault(ledger.learner, {"incarnations": []})["incarnations"].append(one)
+    position = {incarnation: n for n, incarnation in enumerate(i for lives in log.order.values() for i in lives)}
     for one_learner in learners.values():
         lives = one_learner["incarnations"]
+        lives.sort(key=lambda life: position.get(life["incarnation"], len(position)))
         processed = sum(life["processed"] for life in lives)
         one_learner["merged_fraction"] = sum(life["merged"] for life in lives) / processed if processed else 0.0
         one_learner["fragments_merged"] = len({f for life in lives for f in life["fragments_merged"]})

@@ -213,8 +213,8 @@ class Learner:
         if os.getpid() != self._pid:
             raise RuntimeError(
                 f"learner '{self.learner_id}' belongs to process {self._pid} and cannot be used in its child "
-                f"{os.getpid()}: threads and sockets do not survive fork(); make a learner in the child, or leave it to "
-                "the parent"
+                f"{os.getpid()}: threads and sockets do not survive fork(); make a learner in the child, or leave it "
+                "to the parent"
             )
 
     def _account(self, seconds: float) -> None:

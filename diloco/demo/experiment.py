@@ -37,10 +37,12 @@ def run_experiment(seed: int, steps: int, quick: bool, folder: Path, screen: Scr
     try:
         return experiment.run(paired)
     finally:
-        interrupts = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not cut this short
+        # A second signal must not cut this short.
+        before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
         children.end_all()
         experiment.end_threads()
-        signal.signal(signal.SIGINT, interrupts)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def count_steps(progress: Tail) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +24,10 @@ import pytest
 
 import diloco.testing
 from diloco.testing import Host, LearnerProcess, Link, Process, SyncerProcess, Tap, TinyLearner, connect, missing
+
+# Started in the background of a shell, pytest inherits an ignored SIGINT, and would hand it on to every child.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _processes = pytest.StashKey[list[Process]]()
 

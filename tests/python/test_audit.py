@@ -155,6 +155,13 @@ def test_a_later_life_marks_the_earlier_one_lost(tmp_path: Path) -> None:
     assert [life["state"] for life in report["learners"]["a"]["incarnations"]] == ["lost", "running"]
 
 
+def test_lives_are_in_the_order_they_joined(tmp_path: Path) -> None:
+    write_ledger(tmp_path, "a", A, 100)
+    write_ledger(tmp_path, "a", A2, 30)
+    report = run_audit(tmp_path, join("a", A2), join("a", A))
+    assert [life["tokens"] for life in report["learners"]["a"]["incarnations"]] == [30, 100]
+
+
 def test_a_learner_that_left_and_came_back_is_not_lost(tmp_path: Path) -> None:
     write_ledger(tmp_path, "a", A, 100, closed=False)
     report = run_audit(tmp_path, join("a", A), leave("a", A), join("a", A))

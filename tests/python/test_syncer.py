@@ -58,9 +58,11 @@ def test_event_log(tmp_path: Path) -> None:
     log = tmp_path / "events.jsonl"
     with (
         diloco.Syncer(**QUICK, event_log=log, shutdown_s=0.5) as syncer,
-        diloco.Learner(small_model(), syncer.endpoint, learner_id="a"),
+        diloco.Learner(small_model(), syncer.endpoint, learner_id="a") as learner,
     ):
-        pass
+        learner.close()
+        while syncer.status()["learners"][0]["state"] != "gone":  # the goodbye is on its way; pytest's limit ends this
+            pass
     events = [json.loads(line) for line in log.read_text().splitlines()]
     kinds = [event["event"] for event in events]
     assert kinds[0] == "start"

@@ -178,10 +178,13 @@ void SyncerCore::Impl::on_tick() {
   update_armed();
   say_waiting();
 
-  if (shutdown_at && (rounds.empty() || now >= *shutdown_at)) {
+  const bool somebody = std::any_of(sessions.begin(), sessions.end(), [](const auto& s) { return s.second.control != 0; });
+  const bool working = std::any_of(rounds.begin(), rounds.end(),
+                                   [](const auto& r) { return r.second.phase != RoundPhase::kCollecting; });
+  if (shutdown_at && (rounds.empty() || now >= *shutdown_at || (!somebody && !working))) {
     stopped = true;
     std::string text = rounds.empty() ? std::string("stopped: no round was left open")
-                                      : fmt::format("stopped: gave up {} open round(s) after the stated time",
+                                      : fmt::format("stopped: gave up {} open round(s)",
                                                     rounds.size());
     for (auto& [id, session] : sessions) {
       if (session.control != 0) send(session.control, MessageType::kGoodbye, &session, {});
