@@ -214,7 +214,7 @@ struct Cluster::Impl {
       std::copy_n(bytes.begin() + static_cast<std::ptrdiff_t>(offset), out.size(), out.begin());
     };
     node.core = std::make_unique<LearnerCore>(std::move(core));
-    accounts[node.incarnation] = {node.spec.id, 0, true, {}};
+    accounts[node.incarnation] = {node.spec.id, 0, true, {}, {}};
     feed_learner(i, Tick{});
     at(now + step_time(node), [this, i, life = node.life] { step(i, life); });
   }
