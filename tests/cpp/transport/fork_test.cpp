@@ -68,8 +68,8 @@ TEST(ZmqFork, ChildIsRefusedAndParentUndisturbed) {
 }
 
 TEST(ZmqFork, ChildMayMakeItsOwn) {
-#if defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "ThreadSanitizer does not let a child of a threaded process start threads";
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "the sanitizers do not let a child of a threaded process start threads";
 #endif
   World world(Kind::kZmq);
   ServerNode server(world);
