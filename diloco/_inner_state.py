@@ -16,8 +16,9 @@ def is_initialising_call(groups: list[dict[str, Any]]) -> bool:
     torch.distributed.checkpoint makes such a call by itself, whenever an optimizer has no state yet. A warm-up that
     starts from learning rate 0 is a real step: its gradients are not zero.
     """
-    if any(float(group.get("lr", 1.0)) != 0.0 for group in groups):
-        return False
+    for group in groups:  # no generator: this runs at every step
+        if group.get("lr", 1.0) != 0.0:
+            return False
     return not any(_has_nonzero(p.grad) for group in groups for p in group["params"] if p.grad is not None)
 
 

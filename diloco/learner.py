@@ -98,6 +98,7 @@ class Learner:
         staging_bytes = int(texts.pop("staging_bytes", "0"))
         self._syncer = config.argument(syncer, "DILOCO_SYNCER", config.DEFAULT_SYNCER)
         self._parameters = parameters
+        self._told_to_close = False  # what `closed` says, without a call into C++ at every step
         self._pid = os.getpid()
         self._calls: deque[float] = deque(maxlen=_CALLS_KEPT)
         self._blocked_s = self._longest_s = 0.0
@@ -187,6 +188,7 @@ class Learner:
 
     def close(self, flush_s: float = 5.0) -> None:
         """Waits at most `flush_s` until what was sent has arrived, says goodbye, ends the thread. Idempotent."""
+        self._told_to_close = True
         self._c.close(float(flush_s))
         self._write_log()
 

@@ -128,7 +128,7 @@ class DiLoCoOptimizer(Optimizer):
         """The inner optimizer's step, then the boundary: count, stage, adopt, report. Returns the closure's loss."""
         if self._learner is not None:
             self._learner._check_process()  # before the inner step: a refused step changes nothing
-            if self._learner.closed:
+            if self._learner._told_to_close:
                 raise RuntimeError(
                     "this DiLoCoOptimizer is closed; expected no step after close(). "
                     "Go on with its inner optimizer (.inner), or wrap that again."
