@@ -13,11 +13,15 @@ class Closeable(Protocol):
     def _close_at_exit(self) -> None: ...
 
 
-_learners: WeakSet[Closeable] = WeakSet()
+class ClosesInChild(Closeable, Protocol):
+    def _after_fork(self) -> None: ...
+
+
+_learners: WeakSet[ClosesInChild] = WeakSet()
 _syncers: WeakSet[Closeable] = WeakSet()
 
 
-def close_learner_at_exit(learner: Closeable) -> None:
+def close_learner_at_exit(learner: ClosesInChild) -> None:
     _learners.add(learner)
 
 
@@ -26,6 +30,8 @@ def close_syncer_at_exit(syncer: Closeable) -> None:
 
 
 def _after_fork() -> None:
+    for learner in _learners:
+        learner._after_fork()
     _learners.clear()
     _syncers.clear()
 

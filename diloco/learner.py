@@ -98,7 +98,7 @@ class Learner:
         staging_bytes = int(texts.pop("staging_bytes", "0"))
         self._syncer = config.argument(syncer, "DILOCO_SYNCER", config.DEFAULT_SYNCER)
         self._parameters = parameters
-        self._told_to_close = False  # what `closed` says, without a call into C++ at every step
+        self.closed = False  # also in a forked child, where it cannot be used
         self._pid = os.getpid()
         self._calls: deque[float] = deque(maxlen=_CALLS_KEPT)
         self._blocked_s = self._longest_s = 0.0
@@ -145,12 +145,16 @@ class Learner:
 
         Counts, stages, adopts and reports; waits for nobody, except in lockstep mode.
         """
-        tokens = _token_count(tokens)
+        return self._step(_token_count(tokens))
+
+    def _step(self, tokens: int) -> StepResult:
         start = time.perf_counter()
+        logged = True
         try:
-            adopted, reset = self._c.boundary(tokens, self._write_log)
+            adopted, reset, logged = self._c.boundary(tokens, self._write_log)
         finally:
-            self._write_log()
+            if logged:
+                self._write_log()
             self._account(time.perf_counter() - start)
         return StepResult(adopted, [self._parameters[index].tensor for index in reset])
 
@@ -188,13 +192,9 @@ class Learner:
 
     def close(self, flush_s: float = 5.0) -> None:
         """Waits at most `flush_s` until what was sent has arrived, says goodbye, ends the thread. Idempotent."""
-        self._told_to_close = True
+        self.closed = True
         self._c.close(float(flush_s))
         self._write_log()
-
-    @property
-    def closed(self) -> bool:
-        return self._c.closed()
 
     def __enter__(self) -> Learner:
         return self
@@ -210,6 +210,9 @@ class Learner:
 
     def _close_at_exit(self) -> None:
         self.close(_EXIT_FLUSH_S)
+
+    def _after_fork(self) -> None:
+        self.closed = True
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:

@@ -16,16 +16,6 @@
 namespace diloco::bindings {
 namespace {
 
-const char* level_name(LogLevel level) {
-  switch (level) {
-    case LogLevel::kDebug: return "DEBUG";
-    case LogLevel::kInfo: return "INFO";
-    case LogLevel::kWarning: return "WARNING";
-    case LogLevel::kError: return "ERROR";
-  }
-  return "INFO";
-}
-
 // Log lines wait here until Python asks for them: nothing the C++ side holds refers to a Python object, so neither a
 // thread nor a destructor ever needs the interpreter.
 class LogQueue {
@@ -33,6 +23,10 @@ class LogQueue {
   void push(LogLevel level, const std::string& text) {
     const std::lock_guard lock(mutex_);
     if (lines_.size() < kMost) lines_.emplace_back(level_name(level), text);
+  }
+  bool empty() {
+    const std::lock_guard lock(mutex_);
+    return lines_.empty();
   }
   std::vector<std::pair<std::string, std::string>> take() {
     const std::lock_guard lock(mutex_);
@@ -123,12 +117,13 @@ at::Tensor anchor(PyLearner& self, std::uint32_t index, const at::Tensor& like) 
   return out;
 }
 
-std::pair<std::uint32_t, std::vector<std::uint32_t>> boundary(PyLearner& self, std::uint64_t tokens,
-                                                              const py::object& while_waiting) {
+// Fragments adopted, parameters whose inner state must be reset, whether log lines wait to be taken.
+std::tuple<std::uint32_t, std::vector<std::uint32_t>, bool> boundary(PyLearner& self, std::uint64_t tokens,
+                                                                     const py::object& while_waiting) {
   const auto interrupted = callback_with_gil(while_waiting);
   const py::gil_scoped_release release;
   BoundaryResult result = self.get().boundary(tokens, interrupted);
-  return {result.adopted, std::move(result.reset_inner_state)};
+  return {result.adopted, std::move(result.reset_inner_state), !self.log().empty()};
 }
 
 py::dict stats_dict(PyLearner& self) {
@@ -174,13 +169,11 @@ void bind_learner(py::module_& m) {
       .def("join", &join, py::arg("timeout_s"), py::arg("while_waiting"))
       .def("boundary", &boundary, py::arg("tokens"), py::arg("while_waiting"))
       .def("close", [](PyLearner& self, double flush_s) { self.get().close(flush_s); }, py::arg("flush_s"), GilFree())
-      .def("closed", [](PyLearner& self) { return self.get().closed(); }, GilFree())
       .def("stats", &stats_dict)
       .def("learner_id", [](PyLearner& self) { return self.get().learner_id(); })
       .def("incarnation", [](PyLearner& self) { return self.get().incarnation(); })
       .def("anchor", &anchor, py::arg("index"), py::arg("like"), GilFree())
       .def("describe", [](PyLearner& self) { return self.get().describe(); }, GilFree())
-      .def("take_blocked", [](PyLearner& self) { return self.get().take_blocked(); }, GilFree())
       .def("take_log", [](PyLearner& self) { return self.log().take(); });
 }
 

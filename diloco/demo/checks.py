@@ -154,18 +154,7 @@ def ledger_exact(record: Record) -> Check:
 
 
 def blocked_share(lives: Iterable[Life]) -> float:
-    """Share of the training threads' time spent in DiLoCo calls. The sleep of a learner that is slow on purpose is
-    training time: it stands for slower hardware."""
-    inside = elapsed = 0.0
-    for life in lives:
-        if life.steps:
-            inside += sum(step.inside_s for step in life.steps)
-            elapsed += life.steps[-1].t - life.steps[0].t + life.steps[0].busy_s
-    return inside / elapsed if elapsed else math.nan
-
-
-def blocked_share_awake(lives: Iterable[Life]) -> float:
-    """The same of the time they were not put to sleep."""
+    """Share of the training threads' busy time (deliberate sleep left out) spent in DiLoCo calls."""
     steps = [step for life in lives for step in life.steps]
     busy = sum(step.busy_s for step in steps)
     return sum(step.inside_s for step in steps) / busy if busy else math.nan
@@ -190,9 +179,8 @@ def blocked(record: Record) -> Check:
     overhead, error = paired_overhead(record.paired)
     confirmed = overhead - 2 * error < MOST_BLOCKED
     text = (
-        f"{share:.3%} of the training threads' time inside DiLoCo ({blocked_share_awake(record.lives):.3%} without the"
-        f" sleep of the slow learners); paired with the bare optimizer {overhead:+.2%} ± {error:.2%} a step"
-        f" ({len(record.paired.bare_s)} pairs)"
+        f"{share:.3%} of the training threads' time inside DiLoCo; paired with the bare optimizer"
+        f" {overhead:+.2%} ± {error:.2%} a step ({len(record.paired.bare_s)} pairs)"
     )
     if not confirmed:
         text += "; the paired run does not confirm it"

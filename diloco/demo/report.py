@@ -12,7 +12,6 @@ from typing import Any
 from diloco.demo.checks import (
     Check,
     blocked_share,
-    blocked_share_awake,
     longest_call,
     longest_gap,
     paired_overhead,
@@ -95,7 +94,6 @@ def build(record: Record, checks: list[Check], command: str) -> dict[str, Any]:
             name: one["merged_fraction"] for name, one in sorted(record.audit.get("learners", {}).items())
         },
         "blocked_fraction": blocked_share(record.lives),
-        "blocked_fraction_awake": blocked_share_awake(record.lives),
         "paired": {"overhead": overhead, "standard_error": error, "pairs": len(record.paired.bare_s)},
         "kill": kill_values(record),
         "fragment_versions": [f["version"] for f in record.status.get("fragments", ())],

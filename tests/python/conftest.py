@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from toys import dead_address
 
 import diloco.testing
 from diloco.testing import Host, LearnerProcess, Link, Process, SyncerProcess, Tap, TinyLearner, connect, missing
@@ -58,6 +59,13 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         for process in item.stash.get(_processes, []):
             report.sections.append((f"output of {process.name}", process.tail()))
     return report
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address where connecting is refused."""
+    with dead_address() as address:
+        yield address
 
 
 @pytest.fixture

@@ -102,7 +102,7 @@ def nothing_processed(record: Record) -> None:
 
 def blocking(record: Record) -> None:
     for life in record.lives:
-        life.steps = [replace(step, inside_s=0.01) for step in life.steps]
+        life.steps = [replace(step, inside_s=0.0005) for step in life.steps]
 
 
 def paired_disagrees(record: Record) -> None:
@@ -133,7 +133,7 @@ def no_paired_run(record: Record) -> None:
         (no_audit, "ledger_exact", "did not run"),
         (rounds_missing_in_audit, "ledger_exact", "rounds"),
         (nothing_processed, "ledger_exact", "0 tokens"),
-        (blocking, "blocked", "1.000% without"),
+        (blocking, "blocked", "0.500%"),
         (paired_disagrees, "blocked", "does not confirm"),
         (no_paired_run, "blocked", "does not confirm"),
     ],
@@ -169,11 +169,10 @@ def test_the_killed_learners_own_calls_do_not_count() -> None:
     assert before == pytest.approx(0.0001)
 
 
-def test_deliberate_sleep_is_training_time_of_the_blocked_share() -> None:
+def test_deliberate_sleep_is_left_out_of_the_blocked_share() -> None:
     record = good_record()
     slow = [life for life in record.lives if life.slowdown == 3.0]
-    assert checks.blocked_share_awake(slow) == pytest.approx(0.0001)
-    assert checks.blocked_share(slow) == pytest.approx(20 * 0.0001 / (19 * 3.0 + 1.0))
+    assert checks.blocked_share(slow) == pytest.approx(0.0001)
     assert math.isnan(checks.blocked_share([]))
 
 

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from toys import LOCKSTEP, dead_address, small_model, train_together
+from toys import LOCKSTEP, small_model, train_together
 
 import diloco
-
-
-@pytest.fixture
-def nobody() -> Iterator[str]:
-    with dead_address() as address:
-        yield address
 
 
 def wrap(model: Any, address: str, parameters: Any = None, **options: Any) -> diloco.DiLoCoOptimizer:

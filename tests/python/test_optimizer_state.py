@@ -5,22 +5,15 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch.optim import lr_scheduler
-from toys import QUICK, Pair, assert_same, dead_address, small_model, train_step
+from toys import QUICK, Pair, assert_same, small_model, train_step
 
 import diloco
 from diloco._inner_state import reset_inner_state
-
-
-@pytest.fixture
-def nobody() -> Iterator[str]:
-    with dead_address() as address:
-        yield address
 
 
 def adamw(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,15 +14,9 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from toys import Pair, assert_same, dead_address, loss_of, small_model, train_step
+from toys import Pair, assert_same, loss_of, small_model, train_step
 
 import diloco
-
-
-@pytest.fixture
-def nobody() -> Iterator[str]:
-    with dead_address() as address:
-        yield address
 
 
 def sgd(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:

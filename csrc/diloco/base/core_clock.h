@@ -14,8 +14,18 @@ namespace diloco {
 
 class CoreClock {
  public:
+  static constexpr Seconds kLongestPoll = 1.0;
+  static constexpr Seconds kShortestPoll = 0.001;
+
   TimePoint now() const { return std::min(running(), limit_); }
 
+  // Begins to wait for a deadline of the core: how long, at most kLongestPoll. Once the tick of a deadline has been
+  // served, one that stays in the past must not spin.
+  Seconds begin_wait(TimePoint deadline, bool tick_served, Seconds slack) {
+    const Seconds wait = std::clamp(deadline - now(), tick_served ? kShortestPoll : 0.0, kLongestPoll);
+    waits(wait, slack);
+    return wait;
+  }
   // Call before and after waiting; `wait` is how long that is meant to take.
   void waits(Seconds wait, Seconds slack) { restart(wait + slack); }
   void works(Seconds slack) { restart(slack); }

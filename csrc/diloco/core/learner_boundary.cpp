@@ -127,11 +127,7 @@ void LearnerCore::Impl::settle_limbo(FragmentId p, std::uint64_t merged_to) {
 void LearnerCore::Impl::shrink_limbo(FragmentId p, DiscardReason reason) {
   LearnerFragment& fragment = fragments[p];
   if (fragment.limbo_from == fragment.limbo_to) return;
-  std::uint64_t end = fragment.limbo_from;
-  for (const auto& image : fragment.sent) {
-    if (image.staged.from == fragment.limbo_from) end = std::max(end, image.staged.to);
-  }
-  end = std::min(end, fragment.limbo_to);
+  const std::uint64_t end = std::min(fragment.newest_sent_from(fragment.limbo_from), fragment.limbo_to);
   discard(p, end, fragment.limbo_to, reason);
   fragment.limbo_to = end;
 }
@@ -139,10 +135,7 @@ void LearnerCore::Impl::shrink_limbo(FragmentId p, DiscardReason reason) {
 // The local work since `from` is given up, except what has been sent and may still be merged.
 void LearnerCore::Impl::drop_local_work(FragmentId p, DiscardReason reason) {
   LearnerFragment& fragment = fragments[p];
-  std::uint64_t sent_to = fragment.from;
-  for (const auto& image : fragment.sent) {
-    if (image.staged.from == fragment.from) sent_to = std::max(sent_to, image.staged.to);
-  }
+  const std::uint64_t sent_to = fragment.newest_sent_from(fragment.from);
   if (sent_to > fragment.from) {
     discard(p, fragment.limbo_from, fragment.limbo_to, DiscardReason::kOverwritten);
     fragment.limbo_from = fragment.from;

@@ -4,6 +4,7 @@
 //   learner_boundary.cpp  count, stage, adopt, report; the token accounts
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <optional>
@@ -57,6 +58,15 @@ struct LearnerFragment {
   bool anchor_sending = false;
   bool expecting = false;        // lockstep: staged on schedule, not adopted yet
   std::optional<DiscardReason> readopt;
+
+  // Where the newest copy that stands for the work since `start` ends; `start` if none was sent.
+  std::uint64_t newest_sent_from(std::uint64_t start) const {
+    std::uint64_t end = start;
+    for (const auto& image : sent) {
+      if (image.staged.from == start) end = std::max(end, image.staged.to);
+    }
+    return end;
+  }
 };
 
 struct LearnerCore::Impl {

@@ -172,16 +172,17 @@ void SyncerCore::Impl::on_tick() {
   for (const auto& pending : expired) resolve_pending(pending.probed, false);
   if (elect_at && now >= *elect_at) elect_anchors();
 
-  open_rounds();
+  const auto clock = clock_now();
+  const Seconds step = xi_step();
+  open_rounds(clock, step);
   pull_contributors();
   check_rounds();
-  update_armed();
+  update_armed(clock, step);
   say_waiting();
 
-  const bool somebody = std::any_of(sessions.begin(), sessions.end(), [](const auto& s) { return s.second.control != 0; });
   const bool working = std::any_of(rounds.begin(), rounds.end(),
                                    [](const auto& r) { return r.second.phase != RoundPhase::kCollecting; });
-  if (shutdown_at && (rounds.empty() || now >= *shutdown_at || (!somebody && !working))) {
+  if (shutdown_at && (rounds.empty() || now >= *shutdown_at || (live_sessions() == 0 && !working))) {
     stopped = true;
     std::string text = rounds.empty() ? std::string("stopped: no round was left open")
                                       : fmt::format("stopped: gave up {} open round(s)",
@@ -199,9 +200,7 @@ void SyncerCore::Impl::on_tick() {
 // train on alone, and nothing else would look wrong.
 void SyncerCore::Impl::say_waiting() {
   constexpr Seconds kAfterS = 5.0, kEveryS = 30.0;
-  bool somebody = false;
-  for (const auto& [id, session] : sessions) somebody = somebody || session.control != 0;
-  const std::string text = somebody ? waiting_text() : std::string();
+  const std::string text = live_sessions() > 0 ? waiting_text() : std::string();
   if (text.empty()) return say_waiting_at.reset();
   if (!say_waiting_at) say_waiting_at = now + kAfterS;
   if (now < *say_waiting_at) return;

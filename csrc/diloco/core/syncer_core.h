@@ -13,6 +13,7 @@
 #include <variant>
 #include <vector>
 
+#include "diloco/base/log_level.h"
 #include "diloco/base/settings.h"
 #include "diloco/base/types.h"
 #include "diloco/merge/init_fragment.h"
@@ -81,7 +82,6 @@ struct Persist {  // before Publish; answered by Persisted. The store is a no-op
   FragmentId fragment = 0;
   std::shared_ptr<const FragmentState> state;
 };
-enum class LogLevel : std::uint8_t { kDebug, kInfo, kWarning, kError };
 struct Log {
   LogLevel level = LogLevel::kInfo;
   std::string text;

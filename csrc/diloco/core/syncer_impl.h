@@ -131,7 +131,6 @@ struct FragmentSlot {
 };
 
 struct JobInfo {
-  enum class Kind { kScreen, kMerge, kInit } kind = Kind::kScreen;
   FragmentId fragment = 0;
   std::uint64_t round = 0;
   Contribution contribution;  // screen
@@ -164,6 +163,7 @@ struct SyncerCore::Impl {
   void bump_epoch(std::uint64_t at_least);
   void set_layout(const Layout& layout);
   Session* session_of(PeerId peer);
+  std::size_t live_sessions() const;
   bool stalled(const Session& session) const;
   std::string settings_difference(const std::map<std::string, std::string>& wanted) const;
 
@@ -183,11 +183,26 @@ struct SyncerCore::Impl {
   bool pull(Session& session, Round& round);
   void refuse(const std::string& learner, Incarnation incarnation, const Begin& begin, DiscardReason reason,
               bool readopt, const std::string& text);
-  void update_armed();
+  void update_armed(std::optional<Clock> clock, Seconds step);
   std::uint64_t payload_bytes_held() const;
+  // Every contribution held here: in mailboxes, being screened, being merged.
+  template <class F>
+  void for_each_held(F&& visit) const {
+    for (const auto& [incarnation, account] : accounts) {
+      for (const auto& held : account.mailbox) {
+        if (held) visit(*held);
+      }
+    }
+    for (const auto& [job, info] : jobs) {
+      if (info.contribution.payload) visit(info.contribution);
+    }
+    for (const auto& [number, round] : rounds) {
+      for (const auto& member : round.members) visit(member);
+    }
+  }
 
   // syncer_rounds.cpp
-  void open_rounds();
+  void open_rounds(std::optional<Clock> clock, Seconds step);
   void check_rounds();
   void close_round(Round& round, const std::string& reason);
   void on_merge_done(const MergeDone& done);

@@ -70,7 +70,7 @@ void SyncerCore::Impl::on_anchor(Session& session, const Begin& begin, BufferPtr
   slot.init_begin = begin;
   slot.init_learner = session.account->learner;
   slot.init_job = next_job++;
-  jobs[slot.init_job] = {JobInfo::Kind::kInit, begin.fragment, 0, {}};
+  jobs[slot.init_job] = {begin.fragment, 0, {}};
   InitJob job;
   job.in = slot.anchor;
   job.out = slot.image_layout;

@@ -33,10 +33,8 @@ std::vector<LearnerPace> SyncerCore::Impl::pace() const {
 std::optional<Clock> SyncerCore::Impl::clock_now() const { return quorum_clock(pace(), settings.min_quorum); }
 Seconds SyncerCore::Impl::xi_step() const { return quorum_step_s(pace(), settings.min_quorum); }
 
-void SyncerCore::Impl::open_rounds() {
+void SyncerCore::Impl::open_rounds(std::optional<Clock> clock, Seconds step) {
   if (shutdown_at || !layout) return;
-  const auto clock = clock_now();
-  const Seconds step = xi_step();
   const std::uint32_t limit = inflight_limit(settings, plan.size(), round_s.value_or(0.0), step);
   while (true) {
     FragmentSlot* earliest = nullptr;
@@ -174,7 +172,7 @@ void SyncerCore::Impl::close_round(Round& round, const std::string& reason) {
     }
   }
   const JobId id = next_job++;
-  jobs[id] = {JobInfo::Kind::kMerge, p, round.id, {}};
+  jobs[id] = {p, round.id, {}};
   actions.push_back(RunMerge{id, std::move(job)});
 }
 

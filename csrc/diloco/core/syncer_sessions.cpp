@@ -1,4 +1,6 @@
 // HELLO to goodbye: who may join, under which name, and when a connection's life is over.
+#include <algorithm>
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -14,6 +16,11 @@ Session* SyncerCore::Impl::session_of(PeerId peer) {
   if (at == peer_session.end()) return nullptr;
   const auto it = sessions.find(at->second);
   return it == sessions.end() || it->second.control == 0 ? nullptr : &it->second;
+}
+
+std::size_t SyncerCore::Impl::live_sessions() const {
+  return static_cast<std::size_t>(
+      std::count_if(sessions.begin(), sessions.end(), [](const auto& s) { return s.second.control != 0; }));
 }
 
 void SyncerCore::Impl::reject(PeerId peer, const std::string& code, const std::string& text) {
@@ -166,9 +173,7 @@ void SyncerCore::Impl::bump_epoch(std::uint64_t at_least) {
 }
 
 void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hello) {
-  std::size_t live = 0;
-  for (const auto& [id, session] : sessions) live += session.control != 0;
-  if (live >= settings.max_learners) {
+  if (live_sessions() >= settings.max_learners) {
     return reject(peer, "full", fmt::format("max_learners = {} learners are here already", settings.max_learners));
   }
   if (!layout) {
@@ -236,19 +241,9 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
   welcome.settings = settings.to_map();
   for (const auto& slot : slots) welcome.versions.push_back(slot.state ? slot.state->version : Version{});
   welcome.merged_to = account.merged_to;
-  for (FragmentId p = 0; p < plan.size(); ++p) {
-    if (account.mailbox[p]) welcome.held.emplace_back(p, account.mailbox[p]->begin.to);
-  }
-  for (const auto& [job, info] : jobs) {
-    if (info.contribution.incarnation == account.incarnation) {
-      welcome.held.emplace_back(info.fragment, info.contribution.begin.to);
-    }
-  }
-  for (const auto& [number, round] : rounds) {
-    for (const auto& member : round.members) {
-      if (member.incarnation == account.incarnation) welcome.held.emplace_back(round.fragment, member.begin.to);
-    }
-  }
+  for_each_held([&](const Contribution& held) {
+    if (held.incarnation == account.incarnation) welcome.held.emplace_back(held.begin.fragment, held.begin.to);
+  });
   send(peer, MessageType::kWelcome, &session, encode(welcome));
   record(nlohmann::json{{"event", "join"}, {"learner", account.learner}, {"incarnation", hex(account.incarnation)},
                         {"host", account.host}, {"pid", account.pid}, {"epoch", epoch}});

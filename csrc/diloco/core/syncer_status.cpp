@@ -21,8 +21,7 @@ nlohmann::json versions_json(const Versions& versions) {
 }  // namespace
 
 std::string SyncerCore::Impl::waiting_text() const {
-  std::size_t live = 0;
-  for (const auto& [id, session] : sessions) live += session.control != 0;
+  const std::size_t live = live_sessions();
   if (!layout) return "no learner has joined yet";
   std::size_t missing = 0;
   for (const auto& slot : slots) missing += !slot.state;

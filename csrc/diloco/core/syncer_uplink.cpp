@@ -64,13 +64,7 @@ std::uint64_t SyncerCore::Impl::payload_bytes_held() const {
   for (const auto& [id, session] : sessions) {
     if (session.control != 0) bytes += session.reserved;
   }
-  for (const auto& [incarnation, account] : accounts) {
-    for (const auto& held : account.mailbox) bytes += held ? held->bytes() : 0;
-  }
-  for (const auto& [job, info] : jobs) bytes += info.contribution.bytes();
-  for (const auto& [number, round] : rounds) {
-    for (const auto& member : round.members) bytes += member.bytes();
-  }
+  for_each_held([&](const Contribution& held) { bytes += held.bytes(); });
   return bytes;
 }
 
@@ -118,7 +112,6 @@ void SyncerCore::Impl::on_transfer(Session& session, Reassembly::Outcome outcome
   const Account& account = *session.account;
   const JobId job = next_job++;
   JobInfo& info = jobs[job];
-  info.kind = JobInfo::Kind::kScreen;
   info.fragment = p;
   info.contribution = {account.learner, account.incarnation, begin, std::move(outcome.bytes), {}};
   actions.push_back(RunScreen{job, slots[p].contribution, info.contribution.payload});
@@ -201,9 +194,7 @@ void SyncerCore::Impl::refuse(const std::string& learner, Incarnation incarnatio
 }
 
 // Armed fragments: what a learner keeps staged so that a pull is answered at once, between two boundaries.
-void SyncerCore::Impl::update_armed() {
-  const auto clock = clock_now();
-  const Seconds step = xi_step();
+void SyncerCore::Impl::update_armed(std::optional<Clock> clock, Seconds step) {
   for (auto& [id, session] : sessions) {
     if (session.control == 0 || session.bulk == 0) continue;
     std::set<FragmentId> armed;

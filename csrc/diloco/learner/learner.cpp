@@ -27,19 +27,11 @@
 namespace diloco {
 namespace {
 
-constexpr Seconds kLongestPoll = 1.0;
-constexpr Seconds kShortestPoll = 0.001;  // once a tick is served: a deadline that stays in the past must not spin
 constexpr auto kSlice = std::chrono::milliseconds(50);
-constexpr std::size_t kBlockedKept = 1 << 16;
 constexpr std::size_t kLogsKept = 1000;
 // A learner learns the run's chunk size only with WELCOME; this is the most it takes from a syncer.
 constexpr std::uint64_t kLargestChunk = 64ull << 20;
 constexpr std::size_t kLongestId = 64;
-
-const char* level_text(LogLevel level) {
-  constexpr const char* kNames[] = {"DEBUG", "INFO", "WARNING", "ERROR"};
-  return kNames[static_cast<std::size_t>(level)];
-}
 
 std::uint64_t random_u64() {
   std::random_device device;
@@ -60,17 +52,6 @@ std::string checked_id(const std::string& given, const std::string& host) {
   }
   return given;
 }
-
-// Restores the time spent in a call to the account, however the call ends.
-class Stopwatch {
- public:
-  explicit Stopwatch(std::function<void(Seconds)> done) : done_(std::move(done)), start_(monotonic_now()) {}
-  ~Stopwatch() { done_(monotonic_now() - start_); }
-
- private:
-  std::function<void(Seconds)> done_;
-  TimePoint start_;
-};
 
 }  // namespace
 
@@ -222,6 +203,8 @@ struct Learner::Impl {
   void boundary(std::uint64_t tokens, const std::function<void()>& interrupted, BoundaryResult* result) {
     {
       const std::lock_guard lock(mutex);
+      if (closed) throw std::logic_error("boundary(): this learner is closed; create a new one to train on");
+      throw_if_failed();
       feed(Boundary{tokens});
     }
     stage_all();
@@ -303,8 +286,7 @@ struct Learner::Impl {
         const std::lock_guard lock(mutex);
         sends.swap(outbox);
         stop = stop_io;
-        wait = std::clamp(core->next_deadline() - clock.now(), tick_served ? kShortestPoll : 0.0, kLongestPoll);
-        clock.waits(wait, slack());
+        wait = clock.begin_wait(core->next_deadline(), tick_served, slack());
       }
       for (Outgoing& out : sends) guarded("send", [&] { std::visit([&](auto& a) { perform(a); }, out); });
       if (stop) break;
@@ -379,7 +361,7 @@ struct Learner::Impl {
 
   void keep_log(const Log& action) {
     if (!options.log) {
-      if (action.level >= LogLevel::kInfo) write_stderr(log_line(level_text(action.level), id, action.text));
+      if (action.level >= LogLevel::kInfo) write_stderr(log_line(level_name(action.level), id, action.text));
       return;
     }
     if (logs.size() >= kLogsKept) logs.pop_front();
@@ -396,12 +378,6 @@ struct Learner::Impl {
       taken.swap(logs);
     }
     for (const Log& line : taken) options.log(line.level, line.text);
-  }
-
-  void add_blocked(Seconds seconds) {
-    const std::lock_guard lock(blocked_mutex);
-    if (blocked.size() >= kBlockedKept) blocked.pop_front();
-    blocked.push_back(seconds);
   }
 
   void close(Seconds flush_s) {
@@ -452,9 +428,7 @@ struct Learner::Impl {
   std::vector<Adoption> adoptions;
   std::vector<Piece> pieces;
 
-  std::mutex blocked_mutex;
-  std::deque<Seconds> blocked;  // guarded by blocked_mutex
-  mutable std::mutex mutex;     // guards all that follows but `io`
+  mutable std::mutex mutex;  // guards all that follows but `io`
   std::condition_variable changed;
   CoreClock clock;
   std::unique_ptr<LearnerCore> core;
@@ -487,7 +461,6 @@ Learner::~Learner() {
 bool Learner::join(Seconds timeout_s) {
   impl_->check_process("join()");
   impl_->deliver_logs();
-  const Stopwatch watch([this](Seconds s) { impl_->add_blocked(s); });
   const bool joined = impl_->join(timeout_s);
   impl_->deliver_logs();
   return joined;
@@ -496,12 +469,6 @@ bool Learner::join(Seconds timeout_s) {
 BoundaryResult Learner::boundary(std::uint64_t tokens, const std::function<void()>& interrupted) {
   impl_->check_process("boundary()");
   impl_->deliver_logs();
-  const Stopwatch watch([this](Seconds s) { impl_->add_blocked(s); });
-  {
-    const std::lock_guard lock(impl_->mutex);
-    if (impl_->closed) throw std::logic_error("boundary(): this learner is closed; create a new one to train on");
-    impl_->throw_if_failed();
-  }
   BoundaryResult result;
   impl_->boundary(tokens, interrupted, &result);
   return result;
@@ -557,14 +524,6 @@ TransportCounters Learner::counters() const {
   impl_->check_process("counters()");
   const std::lock_guard lock(impl_->mutex);
   return impl_->counters;
-}
-
-std::vector<Seconds> Learner::take_blocked() {
-  impl_->check_process("take_blocked()");
-  const std::lock_guard lock(impl_->blocked_mutex);
-  std::vector<Seconds> taken(impl_->blocked.begin(), impl_->blocked.end());
-  impl_->blocked.clear();
-  return taken;
 }
 
 }  // namespace diloco

@@ -59,7 +59,6 @@ class Learner {
   void read_anchor(std::uint32_t tensor, float* out) const;
   std::string describe() const;  // one paragraph: memory budget, plan, settings
   TransportCounters counters() const;
-  std::vector<Seconds> take_blocked();  // seconds spent inside boundary()/join() calls since the last take
 
  private:
   struct Impl;

@@ -28,19 +28,7 @@
 namespace diloco {
 namespace {
 
-constexpr Seconds kLongestPoll = 1.0;
-constexpr Seconds kShortestPoll = 0.001;  // once a tick is served: a deadline that stays in the past must not spin
 constexpr Seconds kStopSlack = 1.0;       // past the time stop() allows, the loop ends whatever the core says
-
-const char* level_text(LogLevel level) {
-  switch (level) {
-    case LogLevel::kDebug: return "DEBUG";
-    case LogLevel::kInfo: return "INFO";
-    case LogLevel::kWarning: return "WARNING";
-    case LogLevel::kError: return "ERROR";
-  }
-  return "ERROR";
-}
 
 std::string checked_bind(const SyncerOptions& options) {
   const std::string canonical = parse_endpoint(options.bind);
@@ -93,10 +81,8 @@ struct Syncer::Impl {
     bool tick_served = true;
     const Seconds slack = options.settings.heartbeat_timeout_s / 4;
     while (!stopped) {
-      const Seconds wait =
-          std::clamp(core->next_deadline() - clock.now(), tick_served ? kShortestPoll : 0.0, kLongestPoll);
+      const Seconds wait = clock.begin_wait(core->next_deadline(), tick_served, slack);
       events.clear();
-      clock.waits(wait, slack);
       guarded("poll", [&] { transport->poll(wait, &events); });
       clock.works(slack);
       for (TransportEvent& event : events) take(event);
@@ -233,7 +219,7 @@ struct Syncer::Impl {
       if (options.log) {
         options.log(level, text);
       } else if (level >= LogLevel::kInfo) {
-        write_stderr(log_line(level_text(level), "syncer", text));
+        write_stderr(log_line(level_name(level), "syncer", text));
       }
     } catch (...) {
       // A broken log callback must not stop the run.
