@@ -102,7 +102,7 @@ def nothing_processed(record: Record) -> None:
 
 def blocking(record: Record) -> None:
     for life in record.lives:
-        life.steps = [replace(step, inside_s=0.0005) for step in life.steps]
+        life.steps = [replace(step, inside_s=0.005) for step in life.steps]
 
 
 def paired_disagrees(record: Record) -> None:

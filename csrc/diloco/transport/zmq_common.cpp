@@ -1,6 +1,6 @@
 #include "diloco/transport/zmq_common.h"
 
-#include <sys/eventfd.h>
+#include <sys/timerfd.h>
 
 #include <algorithm>
 #include <array>
@@ -224,20 +224,23 @@ bool is_handshake_failure(int event) {
          event == ZMQ_EVENT_HANDSHAKE_FAILED_AUTH;
 }
 
-Waker::Waker() : fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
-  if (fd_ < 0) throw TransportError(std::string("cannot make an eventfd: ") + std::strerror(errno));
+Waker::Waker() : fd_(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC)) {
+  if (fd_ < 0) throw TransportError(std::string("cannot make a timerfd: ") + std::strerror(errno));
 }
 
 Waker::~Waker() { ::close(fd_); }
 
 void Waker::wake() {
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const auto written = ::write(fd_, &one, sizeof one);
+  if (armed_.exchange(true, std::memory_order_acq_rel)) return;
+  itimerspec soon{};
+  soon.it_value.tv_nsec = kDelayNanoseconds;
+  ::timerfd_settime(fd_, 0, &soon, nullptr);
 }
 
 bool Waker::take() {
-  std::uint64_t count = 0;
-  return ::read(fd_, &count, sizeof count) == sizeof count;
+  std::uint64_t times = 0;
+  const bool rang = ::read(fd_, &times, sizeof times) == sizeof times;
+  return armed_.exchange(false, std::memory_order_acq_rel) || rang;
 }
 
 bool wait(zmq_pollitem_t* items, int count, TimePoint until) {

@@ -145,7 +145,9 @@ class Monitor {
 };
 bool is_handshake_failure(int event);
 
-// Wakes a poll from any thread.
+// Wakes a poll from any thread, 50 us later and by a timer. Waking another thread directly would be a scheduling point
+// in the caller, which is the training thread at the end of a boundary: on a busy machine it lost its core there in one
+// step of fifteen, and half of all its time in DiLoCo with it (docs/decisions.md).
 class Waker {
  public:
   Waker();
@@ -157,7 +159,9 @@ class Waker {
   int fd() const { return fd_; }
 
  private:
+  static constexpr long kDelayNanoseconds = 50'000;
   int fd_;
+  std::atomic<bool> armed_ = false;
 };
 
 // Waits on the items until `until`; false if a signal interrupted the wait.
