@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from typing import Any
 
 import pytest
@@ -15,6 +16,14 @@ import diloco
 # values below 2; 50 steps have at most 25 merges of a fragment, and training contracts what they leave.
 # 6e-6; seen: 1.2e-7.
 BOUND = 25 * 2 * 2.0**-23
+
+
+def let_it_hear(syncer: diloco.Syncer, steps: int) -> None:
+    """Until the syncer knows of the learner's last step: 50 steps of this model take less time than one round."""
+    deadline = time.monotonic() + 20
+    while syncer.status()["learners"][0]["step"] < steps:
+        assert time.monotonic() < deadline, syncer.status()
+        time.sleep(0.0005)
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
@@ -33,8 +42,10 @@ def test_one_learner_is_the_inner_optimizer(kind: str, mode: str) -> None:
         with pair.opt:
             for step in range(50):
                 pair.step(step)
+                if mode == "free":
+                    let_it_hear(syncer, step + 1)
             stats = pair.opt.stats()
-    assert stats["contributions_merged"] >= (24 if mode == "lockstep" else 2)
+    assert stats["contributions_merged"] >= (24 if mode == "lockstep" else 5)
     assert max(p.abs().max() for p in pair.model.parameters()) < 2
     assert_same(pair.model, pair.plain_model, atol=BOUND)
 
