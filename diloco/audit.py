@@ -151,6 +151,7 @@ def digest(events: list[dict[str, Any]], notes: list[str]) -> Log:
     """Sorts the events out and drops the merges that a restarted syncer did not continue from."""
     log = Log(notes=list(notes))
     last: dict[int, tuple[int, int]] = {}
+    void_since: dict[int, int] = {}
     for event in events:
         kind = event["event"]
         if kind == "plan":
@@ -163,9 +164,10 @@ def digest(events: list[dict[str, Any]], notes: list[str]) -> Log:
             check_members(event, log)
             log.merges.append(event)
         elif kind == "recover":
-            void_merges(log, int(event["fragment"]), version_of(event, "from_version"), version_of(event))
+            kept = version_of(event, "from_version")
+            settle_origin(log.merges, void_since, int(event["fragment"]), kept, version_of(event))
         elif kind == "init" and event.get("from") != "recovered":
-            void_merges(log, int(event["fragment"]), (0, 0), version_of(event))
+            settle_origin(log.merges, void_since, int(event["fragment"]), (0, 0), version_of(event))
         elif kind == "refuse":
             log.refused += 1
         elif kind in ("join", "leave"):
@@ -174,6 +176,7 @@ def digest(events: list[dict[str, Any]], notes: list[str]) -> Log:
             lives = log.order.setdefault(learner, [])
             if kind == "join" and incarnation not in lives:
                 lives.append(incarnation)
+    drop_void(log, void_since)
     return log
 
 
@@ -186,20 +189,33 @@ def check_members(event: dict[str, Any], log: Log) -> None:
         log.errors.append(f"{where}: weights add up to {sum(float(m['weight']) for m in members):.6f}, not to 1")
 
 
-def void_merges(log: Log, fragment: int, kept: tuple[int, int], version: tuple[int, int]) -> None:
-    """Merges of `fragment` newer than `kept` from an epoch before that of `version` never reached the new syncer."""
-    keep = [
-        m
-        for m in log.merges
-        if int(m["fragment"]) != fragment or version_of(m) <= kept or version_of(m)[0] >= version[0]
-    ]
-    log.void += len(log.merges) - len(keep)
-    kept_merges = {id(m) for m in keep}
-    for m in (m for m in log.merges if id(m) not in kept_merges):
-        for member in m["members"]:
-            spans = log.void_spans.setdefault((str(member["incarnation"]), fragment), [])
+def settle_origin(
+    merges: list[dict[str, Any]],
+    void_since: dict[int, int],
+    fragment: int,
+    kept: tuple[int, int],
+    version: tuple[int, int],
+) -> None:
+    """A life of the syncer begins `fragment` at `version`, from what had been `kept`: later merges of earlier epochs
+    never reached it. The last beginning of a life counts. `void_since`: index of a merge -> epoch that voided it."""
+    epoch = version[0]
+    for index, merge in enumerate(merges):
+        if int(merge["fragment"]) != fragment or version_of(merge)[0] >= epoch:
+            continue
+        if void_since.get(index) == epoch:
+            del void_since[index]
+        if version_of(merge) > kept and index not in void_since:
+            void_since[index] = epoch
+
+
+def drop_void(log: Log, void_since: dict[int, int]) -> None:
+    log.void = len(void_since)
+    for index in void_since:
+        merge = log.merges[index]
+        for member in merge["members"]:
+            spans = log.void_spans.setdefault((str(member["incarnation"]), int(merge["fragment"])), [])
             spans.append((int(member["from"]), int(member["to"])))
-    log.merges = keep
+    log.merges = [merge for index, merge in enumerate(log.merges) if index not in void_since]
 
 
 def inside(spans: list[tuple[int, int]], start: int, end: int) -> bool:

@@ -203,6 +203,17 @@ def test_a_new_start_voids_every_earlier_merge(tmp_path: Path) -> None:
     assert report["ledger"]["merged"] == 50
 
 
+def test_a_recovery_after_a_new_start_in_the_same_life_counts(tmp_path: Path) -> None:
+    """A fresh learner came first, then one that held the old weights: the life began from those."""
+    write_ledger(tmp_path, "a", A, 100)
+    before = [merge(0, (1, 1), ("a", A, 0, 40)), merge(0, (1, 2), ("a", A, 40, 80))]
+    init: Event = {"event": "init", "t": 0.0, "fragment": 0, "version": [2, 0], "from": "b"}
+    report = run_audit(tmp_path, *before, init, RECOVER, merge(0, (2, 2), ("a", A, 40, 100)))
+    assert report["errors"] == []
+    assert report["void_merges"] == 1
+    assert report["ledger"]["merged"] == 100
+
+
 def test_work_a_restarted_syncer_lost_is_lost(tmp_path: Path) -> None:
     """The learner went on behind it: nobody will merge [40, 80) again."""
     write_ledger(tmp_path, "a", A, 100)

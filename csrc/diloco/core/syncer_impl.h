@@ -168,6 +168,7 @@ struct SyncerCore::Impl {
   std::string settings_difference(const std::map<std::string, std::string>& wanted) const;
 
   // syncer_init.cpp
+  Version before_this_life(FragmentId p, Version held) const;
   void elect_anchors();
   void on_anchor(Session& session, const Begin& begin, BufferPtr bytes);
   void on_init_done(const InitDone& done);

@@ -40,16 +40,18 @@ void SyncerCore::Impl::maybe_recover(Session& session) {
   }
 }
 
+// What this syncer gave out in its own epoch is its origin again, not something newer.
+Version SyncerCore::Impl::before_this_life(FragmentId p, Version held) const {
+  return held.epoch == epoch ? slots[p].origin : held;
+}
+
 void SyncerCore::Impl::elect_anchors() {
   if (elect_at && now < *elect_at) return;
   elect_at.reset();
   for (FragmentId p = 0; p < slots.size(); ++p) {
     FragmentSlot& slot = slots[p];
     if (slot.state || slot.init_from != 0 || slot.init_job != 0) continue;
-    // What this syncer gave out in its own epoch is the origin again, not something newer.
-    const auto holds = [&](const Session& session) {
-      return session.adopted[p].epoch == epoch ? slot.origin : session.adopted[p];
-    };
+    const auto holds = [&](const Session& session) { return before_this_life(p, session.adopted[p]); };
     Session* best = nullptr;
     for (auto& [id, session] : sessions) {
       if (session.control == 0 || session.bulk == 0) continue;
@@ -103,16 +105,17 @@ void SyncerCore::Impl::on_init_done(const InitDone& done) {
     }
     return elect_anchors();
   }
+  const Version base = before_this_life(p, begin.base);
   for (const auto& [id, session] : sessions) {
     const Version reported = session.adopted[p];
-    if (session.control == 0 || reported.epoch == epoch || reported <= begin.base) continue;
+    if (session.control == 0 || reported.epoch == epoch || reported <= base) continue;
     return elect_anchors();  // somebody newer came while these weights were on their way; nobody has seen them
   }
   auto state = std::make_shared<FragmentState>(*done.result.state);
   state->version.epoch = epoch;
   slot.state = std::move(state);
   slot.image = done.result.image;
-  slot.origin = begin.base;
+  slot.origin = base;
   slot.clock = begin.clock;
   slot.due = std::max(slot.due, begin.clock > 0 ? next_due_clock(p, begin.clock) : Clock{0});
   for (const auto& [incarnation, to] : begin.merged) {
@@ -124,10 +127,10 @@ void SyncerCore::Impl::on_init_done(const InitDone& done) {
     account.mailbox.resize(plan.size());
     account.merged_to[p] = to;
   }
-  const bool recovered = !begin.base.none();
+  const bool recovered = !base.none();
   if (recovered) {
     // Merges of later versions, as far as the log shows any, went down with the old state.
-    record(nlohmann::json{{"event", "recover"}, {"fragment", p}, {"from_version", to_json(begin.base)},
+    record(nlohmann::json{{"event", "recover"}, {"fragment", p}, {"from_version", to_json(base)},
                           {"version", to_json(slot.state->version)}, {"from", slot.init_learner}});
   }
   record(nlohmann::json{{"event", "init"}, {"fragment", p}, {"version", to_json(slot.state->version)},

@@ -105,6 +105,8 @@ TEST_P(RandomSchedule, KeepsTheInvariants) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomSchedule, ::testing::Range<std::uint64_t>(1, 101));
+// Each of these once counted tokens twice.
+INSTANTIATE_TEST_SUITE_P(OnceFound, RandomSchedule, ::testing::Values<std::uint64_t>(321, 1092));
 
 }  // namespace
 }  // namespace diloco::sim
