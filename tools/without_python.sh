@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Configures, builds and tests the torch-free part in an environment that has no Python to be found. Arguments: the
-# build folder, then further arguments to the configure step; CTEST_ARGS go to ctest.
+# build folder, then further arguments to the configure step.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=$1
@@ -10,7 +10,7 @@ trap 'rm -rf "$tools"' EXIT
 for file in /usr/bin/* /bin/*; do
   case $(basename "$file") in python* | pip* | pydoc* | 2to3*) ;; *) ln -sf "$file" "$tools/" ;; esac
 done
-bare() { env -i HOME="$HOME" PATH="$tools" LC_ALL=C "$@"; }
+bare() { env -i HOME="$HOME" PATH="$tools" LC_ALL=C TSAN_OPTIONS="${TSAN_OPTIONS:-}" "$@"; }
 if bare sh -c 'command -v python3 || command -v python'; then echo "a Python is still on the PATH"; exit 1; fi
 bare cmake -S . -B "$build" -G Ninja -DDILOCO_BUILD_PYTHON=OFF -DDILOCO_BUILD_TESTS=ON "$@" >/dev/null
 bare cmake --build "$build" --parallel "$(nproc)"
@@ -19,6 +19,5 @@ if grep -i -E 'torch|python' "$build/CMakeCache.txt" | grep -v -E '^//|DILOCO_BU
   exit 1
 fi
 bare "$build/csrc/diloco/syncer/diloco-syncer" --version
-# shellcheck disable=SC2086
-bare ctest --test-dir "$build" --no-tests=error --output-on-failure -j "$(nproc)" ${CTEST_ARGS:-} |
+bare ctest --test-dir "$build" --no-tests=error --output-on-failure -j "$(nproc)" |
   grep -v -E '^ *Start +[0-9]+:|^ *[0-9]+/[0-9]+ Test .* Passed '

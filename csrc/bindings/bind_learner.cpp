@@ -1,5 +1,6 @@
 // diloco._C.Learner over the learner shell and a TorchParameterStore.
 #include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 #include <unistd.h>
@@ -120,6 +121,7 @@ at::Tensor anchor(PyLearner& self, std::uint32_t index, const at::Tensor& like) 
 // Fragments adopted, parameters whose inner state must be reset, whether log lines wait to be taken.
 std::tuple<std::uint32_t, std::vector<std::uint32_t>, bool> boundary(PyLearner& self, std::uint64_t tokens,
                                                                      const py::object& while_waiting) {
+  RECORD_USER_SCOPE("diloco::boundary");  // what a profiler shows
   const auto interrupted = callback_with_gil(while_waiting);
   const py::gil_scoped_release release;
   BoundaryResult result = self.get().boundary(tokens, interrupted);

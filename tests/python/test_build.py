@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from diloco import config
+
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc" / "diloco"
 BUILD = Path(os.environ.get("DILOCO_BUILD_DIR", ROOT / "build" / str(sys.implementation.cache_tag)))
@@ -115,6 +117,17 @@ def test_native_program_needs_no_python_and_no_torch() -> None:
 
 def test_headers_are_compiled_against_the_abi_of_the_torch_in_use() -> None:
     assert torch.compiled_with_cxx11_abi()
+
+
+def test_no_setting_is_dead() -> None:
+    """Each is read by a layer above the table that defines it."""
+    files = [file for file in CSRC.rglob("*") if file.suffix in (".h", ".cpp") and "settings" not in file.stem]
+    text = "\n".join(file.read_text() for file in files)
+    reads = {"max_carry_steps": "carry_limit_steps"}  # through a function of Settings
+    names = config.setting_names()
+    dead = [name for name in names if not re.search(rf"\.{reads.get(name, name)}\b(?!\s*=[^=])", text)]
+    assert len(names) > 20
+    assert not dead
 
 
 def test_types_are_shipped() -> None:

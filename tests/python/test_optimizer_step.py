@@ -231,6 +231,16 @@ def test_no_step_after_close(nobody: str) -> None:
         train_step(pair.model, again, 0)
 
 
+def test_a_profiler_shows_the_boundary(nobody: str) -> None:
+    pair = Pair(nobody, sgd)
+    with pair.opt, torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for step in range(3):
+            train_step(pair.model, pair.opt, step)
+    counts = {entry.key: entry.count for entry in profile.key_averages()}
+    assert counts["diloco::boundary"] == 3
+    assert counts["Optimizer.step#SGD.step"] == 3
+
+
 def test_compiled_training_step(nobody: str) -> None:
     pair = Pair(nobody, sgd)
 
