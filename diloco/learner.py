@@ -35,7 +35,7 @@ class Learner:
         syncer: "host:port" of the syncer; default DILOCO_SYNCER, then 127.0.0.1:29400.
         learner_id: at most 64 bytes of text, unique in the run; default DILOCO_LEARNER_ID, then host and rank under
             torchrun, then random.
-        run_id: if given, must equal the syncer's; default DILOCO_RUN_ID.
+        run_id: must equal the syncer's, if that has one; default DILOCO_RUN_ID.
         ledger_dir: folder for the exact account of tokens, a small file that survives SIGKILL; default
             DILOCO_LEDGER_DIR, then none.
         give_up_after_s: raise ConnectionError after so long without a syncer; 0 = never, train on alone.

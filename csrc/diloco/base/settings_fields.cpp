@@ -156,7 +156,7 @@ std::vector<Field> make_fields() {
              "Time between two heartbeats."),
       number("heartbeat_timeout_s", &S::heartbeat_timeout_s, "s", above(0),
              "Silence after which a peer counts as gone. At least twice heartbeat_interval_s."),
-      text("run_id", &S::run_id, "Name of the run; a learner that gives one must give the same. Empty: any."),
+      text("run_id", &S::run_id, "Name of the run: learners must give the same. Empty: any learner is welcome."),
   };
   const Settings defaults;
   for (auto& f : all) f.info.default_value = f.get(defaults);
