@@ -4,12 +4,12 @@
 
 namespace diloco {
 
-void Outbox::reset(std::uint64_t granted) {
+void Outbox::reset(std::uint64_t granted, std::uint64_t window) {
   waiting_.clear();
   sending_.reset();
   offset_ = 0;
   next_id_ = 1;
-  credit_.reset(granted);
+  credit_.reset(granted, window);
 }
 
 std::optional<std::uint64_t> Outbox::push(Transfer transfer) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -29,11 +30,11 @@ struct Transfer {
 
 class Outbox {
  public:
-  void reset(std::uint64_t granted);
+  void reset(std::uint64_t granted, std::uint64_t window = std::numeric_limits<std::uint64_t>::max());
   // Queues a transfer; replaces a waiting one of the same fragment and kind in its place in the queue. Returns the tag
   // of the replaced one.
   std::optional<std::uint64_t> push(Transfer transfer);
-  void grant(std::uint64_t total) { credit_.grant(total); }
+  void grant(std::uint64_t total, std::uint64_t received = 0) { credit_.grant(total, received); }
 
   // Frames that the credit lets out now: BEGIN, then CHUNKs. `header` is the template (session,
   // epoch, incarnation). `begun` and `finished` are told the tags.

@@ -130,7 +130,7 @@ void SyncerCore::Impl::on_frame(const FrameEvent& frame) {
       if (const auto beat = decode_heartbeat(frame.payload, &why)) on_heartbeat(*session, *beat); else malformed();
       break;
     case MessageType::kCredit:
-      session->downlink.grant(header.offset);
+      session->downlink.grant(header.offset, header.total);
       note_delivery(*session, header.total);
       pump(*session);
       break;

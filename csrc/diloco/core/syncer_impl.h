@@ -48,6 +48,7 @@ struct Account {
   std::map<std::string, std::uint64_t> discarded;  // as reported
   std::uint32_t bad_payloads = 0;
   Clock bad_until = 0;                   // learner's clock when the last bad one was refused
+  bool in_table = false;                 // merged_to came with a merged table: never forgotten
   bool tombstoned = false;
   std::string tombstone;                 // why
   TimePoint last_contact = 0.0;
@@ -162,6 +163,7 @@ struct SyncerCore::Impl {
   void resolve_pending(SessionId probed, bool alive);
   void bump_epoch(std::uint64_t at_least);
   void set_layout(const Layout& layout);
+  bool room_for_newcomer();
   Session* session_of(PeerId peer);
   std::size_t live_sessions() const;
   bool stalled(const Session& session) const;
@@ -173,6 +175,8 @@ struct SyncerCore::Impl {
   void on_anchor(Session& session, const Begin& begin, BufferPtr bytes);
   void on_init_done(const InitDone& done);
   void maybe_recover(Session& session);
+  void settle(Incarnation incarnation, FragmentId fragment, std::uint64_t to);
+  std::size_t incarnations_with(const MergedTable& table) const;
 
   // syncer_uplink.cpp
   void on_begin(Session& session, const Header& header, const Begin& begin);
@@ -238,7 +242,9 @@ struct SyncerCore::Impl {
   std::vector<FragmentSlot> slots;
   std::map<SessionId, Session> sessions;
   std::unordered_map<PeerId, SessionId> peer_session;
-  std::map<Incarnation, Account> accounts;
+  std::map<Incarnation, Account> accounts;  // of all that said HELLO
+  // Of those that only a merged table names: per fragment, merged_to. A row of it costs little, an account much.
+  std::map<Incarnation, std::vector<std::uint64_t>> settled;
   std::map<PeerId, PendingHello> pending_hellos;
   std::map<std::uint64_t, Round> rounds;
   std::unordered_map<JobId, JobInfo> jobs;

@@ -1,5 +1,7 @@
 // Where the first weights come from: the learners' anchors. A fresh run takes them from its first learner; a syncer
 // that lost its state takes each fragment from whoever adopted the newest version of it.
+#include <algorithm>
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -69,6 +71,11 @@ void SyncerCore::Impl::elect_anchors() {
 void SyncerCore::Impl::on_anchor(Session& session, const Begin& begin, BufferPtr bytes) {
   FragmentSlot& slot = slots[begin.fragment];
   if (slot.init_from != session.id || slot.init_job != 0) return;  // elected somebody else meanwhile
+  if (const std::size_t all = incarnations_with(begin.merged); all > kMaxIncarnations) {
+    return violation(session, fmt::format("with the merged table of its anchor of fragment {} the run has {} "
+                                          "incarnations, at most {} are allowed", begin.fragment, all,
+                                          kMaxIncarnations));
+  }
   slot.init_begin = begin;
   slot.init_learner = session.account->learner;
   slot.init_job = next_job++;
@@ -82,6 +89,34 @@ void SyncerCore::Impl::on_anchor(Session& session, const Begin& begin, BufferPtr
   job.version = {epoch, begin.base.n};
   job.chunk_bytes = settings.chunk_bytes;
   actions.push_back(RunInit{slot.init_job, std::move(job)});
+}
+
+void SyncerCore::Impl::settle(Incarnation incarnation, FragmentId p, std::uint64_t to) {
+  if (const auto it = accounts.find(incarnation); it != accounts.end()) {
+    it->second.in_table = true;
+    it->second.merged_to[p] = to;
+    return;
+  }
+  auto& merged_to = settled[incarnation];
+  merged_to.resize(plan.size(), 0);
+  merged_to[p] = to;
+}
+
+// Incarnations to remember once this table, and those of the anchors being decoded, are taken over.
+std::size_t SyncerCore::Impl::incarnations_with(const MergedTable& table) const {
+  std::vector<Incarnation> fresh;
+  const auto add = [&](const MergedTable& rows) {
+    for (const auto& [incarnation, to] : rows) {
+      if (!accounts.contains(incarnation) && !settled.contains(incarnation)) fresh.push_back(incarnation);
+    }
+  };
+  add(table);
+  for (const auto& slot : slots) {
+    if (slot.init_begin) add(slot.init_begin->merged);
+  }
+  std::sort(fresh.begin(), fresh.end());
+  const auto end = std::unique(fresh.begin(), fresh.end());
+  return accounts.size() + settled.size() + static_cast<std::size_t>(end - fresh.begin());
 }
 
 void SyncerCore::Impl::on_init_done(const InitDone& done) {
@@ -120,12 +155,7 @@ void SyncerCore::Impl::on_init_done(const InitDone& done) {
   slot.due = std::max(slot.due, begin.clock > 0 ? next_due_clock(p, begin.clock) : Clock{0});
   for (const auto& [incarnation, to] : begin.merged) {
     // The bytes contain these intervals; nothing before `to` may be merged again, nothing after it has been.
-    Account& account = accounts[incarnation];
-    account.incarnation = incarnation;
-    account.merged_to.resize(plan.size(), 0);
-    account.merged_in.resize(plan.size());
-    account.mailbox.resize(plan.size());
-    account.merged_to[p] = to;
+    settle(incarnation, p, to);
   }
   const bool recovered = !base.none();
   if (recovered) {

@@ -35,6 +35,9 @@ MergedTable SyncerCore::Impl::merged_table(FragmentId p) const {
   for (const auto& [incarnation, account] : accounts) {
     if (account.merged_to[p] > 0) table.emplace_back(incarnation, account.merged_to[p]);
   }
+  for (const auto& [incarnation, merged_to] : settled) {
+    if (merged_to[p] > 0) table.emplace_back(incarnation, merged_to[p]);
+  }
   return table;
 }
 

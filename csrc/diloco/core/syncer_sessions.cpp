@@ -73,7 +73,7 @@ void SyncerCore::Impl::on_hello(PeerId peer, const Header& header, Bytes payload
   if (const auto text = settings_difference(hello->settings); !text.empty()) return reject(peer, "settings", text);
 
   if (const auto it = accounts.find(header.incarnation); it != accounts.end()) {
-    if (!it->second.learner.empty() && it->second.learner != hello->learner_id) {
+    if (it->second.learner != hello->learner_id) {
       return reject(peer, "learner_id", fmt::format("incarnation {} belongs to learner '{}', not '{}'",
                                                     hex(header.incarnation), it->second.learner, hello->learner_id));
     }
@@ -172,9 +172,28 @@ void SyncerCore::Impl::bump_epoch(std::uint64_t at_least) {
   }
 }
 
+// Forgets incarnations that are gone without a trace in the weights, once there are too many.
+bool SyncerCore::Impl::room_for_newcomer() {
+  if (accounts.size() + settled.size() < kMaxIncarnations) return true;
+  std::set<Incarnation> needed;
+  for (const auto& [id, session] : sessions) needed.insert(session.account->incarnation);
+  for_each_held([&](const Contribution& held) { needed.insert(held.incarnation); });
+  std::erase_if(accounts, [&](const auto& entry) {
+    const Account& account = entry.second;
+    return account.merged_tokens == 0 && !account.in_table && !account.tombstoned && account.bad_payloads == 0 &&
+           !needed.contains(entry.first);
+  });
+  return accounts.size() + settled.size() < kMaxIncarnations;
+}
+
 void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hello) {
   if (live_sessions() >= settings.max_learners) {
     return reject(peer, "full", fmt::format("max_learners = {} learners are here already", settings.max_learners));
+  }
+  if (!accounts.contains(header.incarnation) && !settled.contains(header.incarnation) && !room_for_newcomer()) {
+    return reject(peer, "full", fmt::format("this run has had {} incarnations of learners, at most {} are remembered; "
+                                            "start a new run from a checkpoint", accounts.size() + settled.size(),
+                                            kMaxIncarnations));
   }
   if (!layout) {
     try {
@@ -188,8 +207,7 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
     return reject(peer, "layout", difference + "; every learner of a run trains the same model");
   }
   // Another life of the syncer may have used our epoch: a learner we do not know that has seen one is the sign.
-  const auto remembered = accounts.find(header.incarnation);
-  const bool known = remembered != accounts.end() && !remembered->second.learner.empty();
+  const bool known = accounts.contains(header.incarnation);
   if (epoch == 0 || hello.highest_epoch > epoch || (hello.highest_epoch == epoch && !known)) {
     bump_epoch(hello.highest_epoch + 1);
   }
@@ -205,6 +223,11 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
   account.merged_to.resize(plan.size(), 0);
   account.merged_in.resize(plan.size());
   account.mailbox.resize(plan.size());
+  if (const auto it = settled.find(header.incarnation); it != settled.end()) {
+    account.in_table = true;
+    account.merged_to = std::move(it->second);
+    settled.erase(it);
+  }
 
   SessionId id = 0;
   while (id == 0 || sessions.contains(id)) id = options.random();
@@ -223,7 +246,7 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
   session.pulled.resize(plan.size());
   session.anchor_pulled.resize(plan.size(), false);
   session.uplink_credit.reset(settings.credit_window_bytes, settings.credit_window_bytes);
-  session.downlink.reset(hello.downlink_credit);
+  session.downlink.reset(hello.downlink_credit, sender_window(settings.credit_window_bytes));
   peer_session[peer] = id;
 
   if (hello.merged_to.size() == plan.size()) {

@@ -58,7 +58,6 @@ std::string SyncerCore::Impl::status_json() const {
   std::map<std::string, std::uint64_t> discarded;
   json learners = json::array();
   for (const auto& [incarnation, account] : accounts) {
-    if (account.learner.empty()) continue;  // known from a merged table only
     const auto it = live.find(incarnation);
     const Session* session = it == live.end() ? nullptr : it->second;
     const std::uint64_t all = account.tokens * slots.size();

@@ -30,6 +30,7 @@ std::string complete_status(const std::string& json, const TransportCounters& co
   nlohmann::json status = nlohmann::json::parse(json, nullptr, false);
   if (!status.is_object()) return json;
   status["bytes"] = {{"in", counters.bytes_in}, {"out", counters.bytes_out}};
+  status["cut"] = {{"malformed", counters.malformed}, {"endless", counters.endless}, {"unread", counters.unread}};
   if (!status["memory"].is_object()) status["memory"] = nlohmann::json::object();
   status["memory"]["rss_bytes"] = resident_bytes();
   return status.dump();

@@ -21,6 +21,7 @@
 #include "diloco/base/core_clock.h"
 #include "diloco/base/errors.h"
 #include "diloco/base/log_line.h"
+#include "diloco/core/credit.h"
 #include "diloco/syncer/event_log.h"
 #include "diloco/syncer/report.h"
 #include "diloco/syncer/workers.h"
@@ -29,6 +30,7 @@ namespace diloco {
 namespace {
 
 constexpr Seconds kStopSlack = 1.0;       // past the time stop() allows, the loop ends whatever the core says
+constexpr std::uint64_t kControlBytes = 16 << 20;  // unsent beside chunks: a WELCOME is about as long as a HELLO
 
 std::string checked_bind(const SyncerOptions& options) {
   const std::string canonical = parse_endpoint(options.bind);
@@ -57,6 +59,7 @@ struct Syncer::Impl {
     TransportLimits limits;
     limits.chunk_bytes = settings.chunk_bytes;
     limits.max_peers = 2 * settings.max_learners + 64;  // two channels each, and a few that only look
+    limits.max_unsent_bytes = sender_window(settings.credit_window_bytes) + kControlBytes;
     transport = given_transport ? std::move(given_transport) : make_zmq_server(limits);
     endpoint = transport->bind(bind);
 

@@ -2,6 +2,11 @@
 
 namespace diloco {
 
+std::string unread_text(std::uint64_t unsent, const TransportLimits& limits) {
+  return "does not read: " + std::to_string(unsent) + " bytes to it are unsent, at most " +
+         std::to_string(limits.max_unsent_bytes) + " may be; read faster or ask for less";
+}
+
 std::span<const std::byte> payload_of(const OutFrame& frame) {
   if (!frame.body.empty()) return std::as_bytes(std::span(frame.body.data(), frame.body.size()));
   return frame.slice.bytes();

@@ -10,6 +10,12 @@
 
 namespace diloco {
 
+// What a frame under way costs beside its bytes: about what the bookkeeping of either transport takes.
+constexpr std::uint64_t kFrameOverhead = 768;
+
+// Why a peer is cut to which too much is unsent.
+std::string unread_text(std::uint64_t unsent, const TransportLimits& limits);
+
 // The frame's payload: body or slice.
 std::span<const std::byte> payload_of(const OutFrame& frame);
 // Sets header.payload_bytes, and header.checksum unless it is known.

@@ -100,6 +100,8 @@ void Network::push(Link& link, Pipe& pipe, Item item, std::size_t bytes) {
   const TimePoint start = std::max(monotonic_now(), pipe.busy_until);
   pipe.busy_until = s.bandwidth > 0 ? start + static_cast<double>(bytes) / s.bandwidth : start;
   item.at = pipe.last_at = std::max(pipe.last_at, pipe.busy_until + s.delay);
+  if (item.kind == Item::Kind::kFrame) item.cost = bytes + kFrameOverhead;
+  pipe.unsent += item.cost;
   pipe.items.push_back(std::move(item));
   news.notify_all();
 }
@@ -133,7 +135,7 @@ void Network::end_now(Pipe& pipe, const std::string& why) {
   item.kind = Item::Kind::kEnd;
   item.why = why;
   item.at = 0;
-  pipe.items.clear();
+  pipe.clear();
   pipe.items.push_back(std::move(item));
   news.notify_all();
 }
@@ -143,7 +145,7 @@ Item* Network::arrived(Link& link, Pipe& pipe, TimePoint now, TimePoint& next) {
   while (!pipe.items.empty()) {
     Item& item = pipe.items.front();
     if (item.kind == Item::Kind::kFrame && item.at > pipe.expires) {
-      pipe.items.pop_front();
+      pipe.pop();
     } else if (item.at > now) {
       next = std::min(next, item.at);
       return nullptr;

@@ -76,7 +76,7 @@ class Client : public ClientTransport {
     LinkPtr& link = slot(channel);
     if (!link) return;
     link->down.heard = false;
-    link->down.items.clear();
+    link->down.clear();
     network_->push_end(*link, link->up, "connection closed by the peer", monotonic_now() + state_.limits.linger_s);
     link.reset();
   }
@@ -102,7 +102,7 @@ class Client : public ClientTransport {
     Item* arrived = network_->arrived(*link, link->down, now, next);
     if (!arrived) return false;
     const Item item = std::move(*arrived);
-    link->down.items.pop_front();
+    link->down.pop();
     if (item.kind == Item::Kind::kConnected) {
       link->connected = true;
       events->emplace_back(Connected{channel});

@@ -26,6 +26,7 @@ struct Item {
   std::span<const std::byte> payload;
   std::shared_ptr<void> keep_alive;
   std::string why;    // kEnd
+  std::uint64_t cost = 0;  // bytes it takes while under way
 };
 
 struct Pipe {  // one direction of a link
@@ -33,6 +34,15 @@ struct Pipe {  // one direction of a link
   TimePoint busy_until = 0, last_at = 0;
   TimePoint expires = kNever;  // frames that would arrive later are lost: the sender has closed and lingered
   bool heard = true;           // somebody still listens at the far end
+  std::uint64_t unsent = 0;    // cost of the items
+  void pop() {
+    unsent -= items.front().cost;
+    items.pop_front();
+  }
+  void clear() {
+    unsent = 0;
+    items.clear();
+  }
 };
 
 struct Script {

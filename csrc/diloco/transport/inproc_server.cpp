@@ -40,6 +40,8 @@ class Server : public ServerTransport {
     for (;;) {
       const TimePoint now = monotonic_now();
       TimePoint next = kNever;
+      for (PeerGone& gone : cut_off_) events->emplace_back(std::move(gone));
+      cut_off_.clear();
       collect(now, next, events);
       if (events->size() > before || state_.woken || now >= until) break;
       network_->wait(lock, std::min(until, next));
@@ -54,7 +56,16 @@ class Server : public ServerTransport {
       ++state_.counters.undeliverable;
       return false;
     }
-    network_->push_frame(*found->second, found->second->down, std::move(frame), state_.counters);
+    Link& link = *found->second;
+    if (link.down.unsent > state_.limits.max_unsent_bytes) {
+      ++state_.counters.unread;
+      ++state_.counters.undeliverable;
+      cut_off_.push_back({peer, unread_text(link.down.unsent, state_.limits)});
+      link.down.clear();
+      forget(link, "the syncer closed the connection", monotonic_now());
+      return false;
+    }
+    network_->push_frame(link, link.down, std::move(frame), state_.counters);
     return true;
   }
 
@@ -90,7 +101,7 @@ class Server : public ServerTransport {
  private:
   void forget(Link& link, const std::string& why, TimePoint expires) {
     link.up.heard = false;
-    link.up.items.clear();
+    link.up.clear();
     network_->push_end(link, link.down, why, expires);
     state_.links.erase(link.peer);  // may end the link's life
   }
@@ -114,7 +125,7 @@ class Server : public ServerTransport {
     Item* arrived = link.up.heard ? network_->arrived(link, link.up, now, next) : nullptr;
     if (!arrived) return false;
     const Item item = std::move(*arrived);
-    link.up.items.pop_front();
+    link.up.pop();
     if (item.kind == Item::Kind::kEnd) {
       if (link.greeted) events->emplace_back(PeerGone{peer, item.why});
       link.down.heard = false;
@@ -140,6 +151,7 @@ class Server : public ServerTransport {
 
   std::shared_ptr<Network> network_;
   ServerState state_;  // guarded by network_->mutex
+  std::vector<PeerGone> cut_off_;  // hung up on, and not told yet; guarded likewise
   std::uint16_t port_ = 0;
   bool closed_ = false;
 };

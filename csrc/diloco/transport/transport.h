@@ -32,8 +32,8 @@ struct InFrame {
   std::shared_ptr<void> keep_alive;
 };
 
-// Server: the connection ended by itself, or was cut for a malformed frame. Only for peers that delivered a frame, after
-// the last of their frames; not after cut().
+// Server: the connection ended by itself, or was cut for a malformed frame, an endless message or for not reading. Only
+// for peers that delivered a frame, after the last of their frames; not after cut().
 struct PeerGone {
   PeerId peer = 0;
   std::string why;
@@ -52,12 +52,17 @@ struct TransportLimits {
   // Server: a connection that sends no valid frame by then is cut. Client: limit of ZeroMQ's own handshake.
   Seconds first_frame_deadline_s = 5.0;
   std::uint32_t max_peers = 1024;        // server: further connections are cut
+  // Server: a peer to which more than this is unsent when a further frame comes is cut: it does not read. One frame
+  // always passes, whatever its size. Above what a slow reader may rightly have coming: its credit and a WELCOME.
+  std::uint64_t max_unsent_bytes = 64 << 20;
   Seconds linger_s = 2.0;                // close(): how long queued frames may still go out
 };
 
 struct TransportCounters {
   std::uint64_t bytes_in = 0, bytes_out = 0, frames_in = 0, frames_out = 0;
   std::uint64_t malformed = 0;      // frames refused: header, size, checksum; the peer was cut
+  std::uint64_t endless = 0;        // server: peers cut because their message did not end within the largest size
+  std::uint64_t unread = 0;         // server: peers cut because they did not read what was sent to them
   std::uint64_t undeliverable = 0;  // sends to peers that were gone
 };
 
@@ -68,7 +73,7 @@ class ServerTransport {
   virtual std::string bind(const std::string& endpoint) = 0;
   // Waits up to `timeout` seconds (0: not at all) or until wake(); appends what happened.
   virtual void poll(Seconds timeout, std::vector<TransportEvent>* events) = 0;
-  // False if the peer is gone (a PeerGone event follows or preceded); never blocks.
+  // False if the peer is gone, or is cut here for not reading (a PeerGone event follows or preceded); never blocks.
   virtual bool send(PeerId peer, OutFrame frame) = 0;
   // Ends the connection of one peer and ignores whatever still comes from it; no PeerGone follows. A frame sent just
   // before (REJECT) is given up to 1 s to go out.

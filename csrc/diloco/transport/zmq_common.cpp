@@ -31,8 +31,9 @@ struct Hold {
   OutFrame frame;
   std::array<std::byte, kHeaderBytes> header;
   std::shared_ptr<Outstanding> outstanding;
+  std::uint64_t cost = 0;
   ~Hold() {
-    if (outstanding) outstanding->fetch_sub(1, std::memory_order_release);
+    if (outstanding) outstanding->fetch_sub(cost, std::memory_order_release);
   }
 };
 
@@ -169,7 +170,8 @@ bool send_frame(void* socket, const std::string& routing_id, OutFrame frame,
     size = payload.size();
   }
   if (outstanding) {
-    outstanding->fetch_add(1, std::memory_order_relaxed);
+    hold->cost = *bytes + kFrameOverhead;
+    outstanding->fetch_add(hold->cost, std::memory_order_relaxed);
     hold->outstanding = outstanding;
   }
   zmq_msg_t message;

@@ -114,8 +114,8 @@ bool receive(void* socket, bool with_routing_id, Received& out);
 // open_frame() over it.
 std::optional<Header> open_received(const Received& received, const TransportLimits& limits, std::string* why);
 
-// Messages handed to libzmq and not yet released by it. Decremented on libzmq's I/O thread.
-using Outstanding = std::atomic<std::int64_t>;
+// Bytes handed to libzmq and not yet released by it, with what holding them costs. Lowered on libzmq's I/O thread.
+using Outstanding = std::atomic<std::uint64_t>;
 
 // Sends a sealed frame without copying its payload; `routing_id` empty for DEALER. False if the peer cannot be reached.
 bool send_frame(void* socket, const std::string& routing_id, OutFrame frame,

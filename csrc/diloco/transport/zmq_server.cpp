@@ -10,6 +10,8 @@
 #include "diloco/base/clock.h"
 #include "diloco/base/errors.h"
 #include "diloco/transport/endpoint.h"
+#include "diloco/transport/frame_check.h"
+#include "diloco/transport/tcp_bytes.h"
 #include "diloco/transport/zmq_common.h"
 
 namespace diloco {
@@ -21,6 +23,9 @@ constexpr Seconds kCutGrace = 1.0;    // for the last frame to a peer being cut
 constexpr Seconds kCutSettle = 0.02;  // libzmq releases a small frame just before it writes it to the kernel
 constexpr Seconds kCutTick = 0.005;
 constexpr Seconds kGoneLimit = 1.0;   // PeerGone is told after so long even if other peers' frames never run dry
+constexpr Seconds kLookEvery = 0.1;   // at how much has come without making a message
+constexpr std::uint64_t kFramingBytes = 1 << 16;  // greeting, ZMTP's headers and commands, libzmq's read buffer
+constexpr int kQueuedMessages = 16;  // of one peer: then TCP makes it wait. Nothing is dropped on this side of a ROUTER
 
 struct PeerAddress {
   sockaddr_storage storage{};
@@ -57,12 +62,15 @@ struct Connection {
   std::string routing_id;  // of its peer, "" before the first frame
   bool doubtful = false;   // the descriptor was another connection's a moment ago: a first frame may still be that one's
   bool shut = false;
+  std::optional<std::uint64_t> read;  // bytes libzmq had read when last looked at
+  std::uint64_t read_before = 0;      // the same when last a message had come of them
 };
 
 struct Peer {
   PeerId id = 0;
   int fd = -1;  // -1: its connection has ended, or cannot be told
   bool announced = false;  // has delivered a valid frame
+  bool spoke = false;      // has delivered something since its connection was last looked at
   bool ignored = false;    // cut: nothing it sends counts
   bool ended = false;
   std::string why;
@@ -81,10 +89,8 @@ struct Cut {
 class Server {
  public:
   explicit Server(const TransportLimits& limits) : limits_(limits), router_(context_, ZMQ_ROUTER) {
-    const std::uint64_t largest = std::max({max_payload_bytes(MessageType::kHello, limits.chunk_bytes),
-                                            max_payload_bytes(MessageType::kBegin, limits.chunk_bytes),
-                                            limits.chunk_bytes});
-    set_common_options(router_, largest, limits.first_frame_deadline_s);
+    set_common_options(router_, largest_message(false), limits.first_frame_deadline_s);
+    router_.set(ZMQ_RCVHWM, kQueuedMessages);
     router_.set(ZMQ_ROUTER_MANDATORY, 1);
     router_.set(ZMQ_BACKLOG, 1024);  // all learners come back at once after a restart
     monitor_ = Monitor(context_, router_,
@@ -112,6 +118,9 @@ class Server {
   void mark_ended(Peer& peer, const std::string& why);
   void report_gone(TimePoint now, bool drained, std::vector<TransportEvent>* events);
   void hang_up(const std::string& routing_id, Peer& peer);
+  std::uint64_t largest_message(bool announced) const;
+  void look();
+  void cut_endless(bool drained);
   void serve_deadlines(TimePoint now);
   TimePoint next_deadline() const;
   void shut(int fd);
@@ -130,6 +139,8 @@ class Server {
   std::unordered_map<PeerId, std::string> routing_ids_;  // of peers not ignored
   std::set<std::string> ended_;                      // routing ids of peers to report gone
   std::vector<Cut> cuts_;
+  std::vector<PeerGone> cut_off_;  // hung up on, and not told yet
+  TimePoint next_look_ = 0, last_drained_ = 0;
   PeerId next_peer_ = 1;
 };
 
@@ -163,7 +174,14 @@ void Server::poll(Seconds timeout, std::vector<TransportEvent>* events) {
     const TimePoint now = monotonic_now();
     serve_deadlines(now);
     drain_monitor();
-    report_gone(now, drain_router(events), events);
+    const bool looking = now >= next_look_;
+    if (looking) look();
+    const bool drained = drain_router(events);
+    if (drained) last_drained_ = now;
+    if (looking && (drained || now >= last_drained_ + kGoneLimit)) cut_endless(drained);
+    report_gone(now, drained, events);
+    for (PeerGone& gone : cut_off_) events->emplace_back(std::move(gone));
+    cut_off_.clear();
     if (events->size() > before || waker_.take() || now >= until) return;
     zmq_pollitem_t items[] = {{router_.get(), 0, ZMQ_POLLIN, 0},
                               {monitor_.get(), 0, ZMQ_POLLIN, 0},
@@ -221,6 +239,7 @@ void Server::on_message(const Received& received, std::vector<TransportEvent>* e
     found = peers_.find(received.routing_id);
   }
   Peer& peer = found->second;
+  peer.spoke = true;
   if (peer.ignored) return;
   std::string why;
   const auto header = open_received(received, limits_, &why);
@@ -313,6 +332,54 @@ void Server::hang_up(const std::string& routing_id, Peer& peer) {
   }
 }
 
+// The most one message of a peer may have. HELLO is the first of its connection.
+std::uint64_t Server::largest_message(bool announced) const {
+  const std::uint64_t later =
+      std::max(max_payload_bytes(MessageType::kBegin, limits_.chunk_bytes), limits_.chunk_bytes);
+  return announced ? later : std::max(later, max_payload_bytes(MessageType::kHello, limits_.chunk_bytes));
+}
+
+// libzmq hands a message over when its last part is there, and bounds the size of a part, not their number. So the
+// kernel is asked what has been read of a connection without a message coming of it: first that, then the messages are
+// taken, and with them all that was whole by then.
+void Server::look() {
+  next_look_ = monotonic_now() + kLookEvery;
+  for (auto& [fd, connection] : connections_) {
+    const bool same = !connection.shut && connection.address.size > 0 && address_of(fd) == connection.address;
+    connection.read = same ? tcp_bytes_read(fd) : std::nullopt;
+  }
+}
+
+// Where the messages never run dry, as many whole ones as libzmq queues may still be waiting.
+void Server::cut_endless(bool drained) {
+  const std::uint64_t waiting = drained ? 0 : kQueuedMessages;
+  std::vector<int> endless;
+  for (auto& [fd, connection] : connections_) {
+    if (!connection.read) continue;
+    const auto peer = peers_.find(connection.routing_id);
+    const bool known = peer != peers_.end();
+    if (known && std::exchange(peer->second.spoke, false)) connection.read_before = *connection.read;
+    const std::uint64_t largest = largest_message(known && peer->second.announced) + kHeaderBytes;
+    const std::uint64_t limit = largest * (waiting + 1) + kFramingBytes;
+    if (*connection.read > connection.read_before + limit) endless.push_back(fd);
+  }
+  for (const int fd : endless) {
+    ++counters_.endless;
+    const Connection& connection = connections_.at(fd);
+    if (const auto peer = peers_.find(connection.routing_id); peer != peers_.end() && !peer->second.ignored) {
+      const std::uint64_t bytes = *connection.read - connection.read_before;
+      if (peer->second.announced) {
+        cut_off_.push_back({peer->second.id, "a message that does not end: " + std::to_string(bytes) +
+                                                 " bytes so far, at most " + std::to_string(largest_message(true)) +
+                                                 " are allowed"});
+      }
+      peer->second.ignored = true;
+      routing_ids_.erase(peer->second.id);
+    }
+    shut(fd);
+  }
+}
+
 bool Server::send(PeerId peer_id, OutFrame frame) {
   const auto routing_id = routing_ids_.find(peer_id);
   if (!router_ || routing_id == routing_ids_.end()) {
@@ -320,6 +387,13 @@ bool Server::send(PeerId peer_id, OutFrame frame) {
     return false;
   }
   Peer& peer = peers_.at(routing_id->second);
+  if (const auto unsent = peer.outstanding->load(std::memory_order_acquire); unsent > limits_.max_unsent_bytes) {
+    ++counters_.unread;
+    ++counters_.undeliverable;
+    if (peer.announced) cut_off_.push_back({peer.id, unread_text(unsent, limits_)});
+    hang_up(std::string(routing_id->second), peer);
+    return false;
+  }
   std::uint64_t bytes = 0;
   if (!send_frame(router_.get(), routing_id->second, std::move(frame), peer.outstanding, &bytes)) {
     ++counters_.undeliverable;
@@ -364,7 +438,7 @@ TimePoint Server::next_deadline() const {
     const Connection& connection = connections_.at(fd);
     if (!connection.shut) next = std::min(next, connection.accepted_at + limits_.first_frame_deadline_s);
   }
-  return next;
+  return connections_.empty() ? next : std::min(next, next_look_);
 }
 
 // A ROUTER cannot close one peer by a supported call. Shutting the descriptor down makes libzmq see the end of it; the

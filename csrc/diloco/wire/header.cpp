@@ -166,7 +166,7 @@ std::uint64_t max_payload_bytes(MessageType type, std::uint64_t chunk_bytes) {
     case MessageType::kHello: return 16 * kMiB;    // names and shapes of every tensor
     case MessageType::kWelcome: return 32 * kMiB;  // the same, plan and settings
     case MessageType::kStatusReply: return 32 * kMiB;
-    case MessageType::kBegin: return 4 * kMiB;     // a line per incarnation ever merged
+    case MessageType::kBegin: return 2 * kMiB;     // a line per incarnation ever merged
     case MessageType::kStep:
     case MessageType::kArm: return kMiB;
     case MessageType::kReject:

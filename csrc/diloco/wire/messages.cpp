@@ -273,6 +273,10 @@ json merged_json(const MergedTable& merged) {
 MergedTable read_merged(const Map& map, const char* key) {
   MergedTable out;
   std::set<Incarnation> seen;
+  if (const std::size_t rows = map.at(key).size(); rows > kMaxIncarnations) {
+    throw Refused(map.name(key) + " has " + std::to_string(rows) + " rows, at most " +
+                  std::to_string(kMaxIncarnations) + " are allowed: one per incarnation that was ever merged");
+  }
   map.each(key, [&](const json& row, const std::string& what) {
     if (!row.is_array() || row.size() != 2) throw Refused(what + " must be [incarnation, merged_to]");
     const Incarnation incarnation = as_uint(row[0], what);

@@ -94,6 +94,10 @@ struct Pull {
   std::uint64_t held_to = 0;    // `to` of the contribution already in the mailbox, 0 = none
 };
 
+// Incarnations one run may have over its life: rows of a merged table, and what the syncer remembers. A row has at most
+// 19 bytes, so the largest table fits a BEGIN.
+constexpr std::size_t kMaxIncarnations = 1 << 16;
+
 using MergedTable = std::vector<std::pair<Incarnation, std::uint64_t>>;
 
 struct Begin {

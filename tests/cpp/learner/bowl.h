@@ -60,6 +60,11 @@ class Net {
     auto transport = inproc_ ? inproc_->client(endpoint, limits) : nullptr;
     return std::make_unique<Learner>(std::move(options), std::move(store), std::move(transport));
   }
+  // Bare ends, to say what no shell says.
+  std::unique_ptr<ClientTransport> client(const std::string& endpoint) {
+    return inproc_ ? inproc_->client(endpoint, {}) : make_zmq_client(endpoint, {});
+  }
+  std::unique_ptr<ServerTransport> server() { return inproc_ ? inproc_->server({}) : make_zmq_server({}); }
   InprocNetwork* inproc() { return inproc_.get(); }
 
  private:

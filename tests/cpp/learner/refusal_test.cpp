@@ -1,7 +1,13 @@
 // What a learner is told when the syncer does not want it.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <limits>
+#include <optional>
+#include <thread>
+
 #include "diloco/base/errors.h"
+#include "diloco/wire/messages.h"
 #include "learner/net_test.h"
 
 namespace diloco {
@@ -93,6 +99,183 @@ TEST_P(Refusal, IdOfALivingLearner) {
 TEST_P(Refusal, IdThatIsTooLongNeverLeavesTheMachine) {
   start(small_settings());
   EXPECT_THROW(net.learner(syncer->endpoint(), named(std::string(65, 'x')), bowl.store), ConfigError);
+}
+
+// One end below the shells: polls until a frame of this type has come.
+template <class Transport>
+std::optional<InFrame> await(Transport& transport, MessageType type, Seconds limit_s = 20) {
+  std::vector<TransportEvent> events;
+  const TimePoint deadline = monotonic_now() + limit_s;
+  while (monotonic_now() < deadline) {
+    events.clear();
+    transport.poll(0.05, &events);
+    for (auto& event : events) {
+      if (auto* frame = std::get_if<InFrame>(&event); frame && frame->header.type == type) return *frame;
+    }
+  }
+  return std::nullopt;
+}
+
+OutFrame hello_frame(const std::string& id, Incarnation incarnation) {
+  Hello hello;
+  hello.learner_id = id;
+  hello.layout = ArrayStore(bowl_shapes()).layout();
+  OutFrame frame;
+  frame.header.type = MessageType::kHello;
+  frame.header.incarnation = incarnation;
+  frame.body = encode(hello);
+  return frame;
+}
+
+std::string reject_text(const std::optional<InFrame>& frame) {
+  if (!frame) return "no REJECT came";
+  std::string why;
+  const auto reject = decode_reject(frame->payload, &why);
+  return reject ? reject->code + ": " + reject->text : why;
+}
+
+void connect(ClientTransport& client) {
+  client.connect(Channel::kControl);
+  std::vector<TransportEvent> events;
+  const TimePoint deadline = monotonic_now() + 20;
+  while (monotonic_now() < deadline) {
+    client.poll(0.05, &events);
+    for (const auto& event : events) {
+      if (std::holds_alternative<Connected>(event)) return;
+    }
+  }
+  FAIL() << "no connection";
+}
+
+// The holder of a name is there but says nothing; a newcomer takes the name over and the holder is told.
+TEST_P(Refusal, ASilentHolderIsSuperseded) {
+  Settings settings = small_settings();
+  settings.heartbeat_timeout_s = 60;  // silence alone does not end it
+  start(settings);
+  const auto holder = net.client(syncer->endpoint());
+  connect(*holder);
+  ASSERT_TRUE(holder->send(Channel::kControl, hello_frame("twin", 77)));
+  ASSERT_TRUE(await(*holder, MessageType::kWelcome));
+  Bowl other{2.0f};
+  const auto newcomer = net.learner(syncer->endpoint(), named("twin"), other.store);
+  EXPECT_TRUE(newcomer->join(20));
+  expect_all(reject_text(await(*holder, MessageType::kReject)), {"superseded", "twin", std::to_string(::getpid())});
+  // It is shut out for good.
+  const auto again = net.client(syncer->endpoint());
+  connect(*again);
+  ASSERT_TRUE(again->send(Channel::kControl, hello_frame("twin", 77)));
+  expect_all(reject_text(await(*again, MessageType::kReject)), {"superseded", "twin"});
+  EXPECT_EQ(newcomer->stats().state, "training");
+  expect_first_still_trains();
+}
+
+// A transport that can stop like a process does: nothing is read, nothing is said, connections stay.
+class Stoppable : public ClientTransport {
+ public:
+  explicit Stoppable(std::unique_ptr<ClientTransport> inner) : inner_(std::move(inner)) {}
+  void connect(Channel channel) override { inner_->connect(channel); }
+  void disconnect(Channel channel) override { inner_->disconnect(channel); }
+  void poll(Seconds timeout, std::vector<TransportEvent>* events) override {
+    if (stopped) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    else inner_->poll(std::min(timeout, 0.05), events);
+  }
+  bool send(Channel channel, OutFrame frame) override { return stopped || inner_->send(channel, std::move(frame)); }
+  void wake() override { inner_->wake(); }
+  void close() override { inner_->close(); }
+  TransportCounters counters() const override { return inner_->counters(); }
+  std::atomic<bool> stopped = false;
+
+ private:
+  std::unique_ptr<ClientTransport> inner_;
+};
+
+TEST_P(Refusal, ALearnerThatWasReplacedIsToldSo) {
+  Settings settings = small_settings();
+  settings.heartbeat_timeout_s = 60;
+  start(settings);
+  Bowl old_bowl{2.0f}, new_bowl{2.0f};
+  auto stoppable = std::make_unique<Stoppable>(net.client(syncer->endpoint()));
+  Stoppable& process = *stoppable;
+  LearnerOptions options = named("twin");
+  options.log = [](LogLevel, const std::string&) {};
+  Learner old(options, old_bowl.store, std::move(stoppable));
+  ASSERT_TRUE(old.join(20));
+  process.stopped = true;
+  const auto newcomer = net.learner(syncer->endpoint(), named("twin"), new_bowl.store);
+  EXPECT_TRUE(newcomer->join(20));
+  process.stopped = false;
+  std::string text = "not told";
+  try {
+    train_until(old, old_bowl, 0.1f, [] { return false; });
+  } catch (const ConfigError& error) {
+    text = error.what();
+  }
+  expect_all(text, {"superseded", "twin", std::to_string(::getpid())});
+  EXPECT_EQ(old.stats().state, "rejected");
+  EXPECT_EQ(newcomer->stats().state, "training");
+}
+
+TEST_P(Refusal, ALearnerThatStaysPoisonedIsEjected) {
+  Settings settings = small_settings();
+  settings.max_bad_payloads = 1;
+  start(settings);
+  Bowl sick{1.0f};
+  const auto learner = net.learner(syncer->endpoint(), named("sick"), sick.store);
+  ASSERT_TRUE(learner->join(20));
+  std::string text = "not ejected";
+  try {
+    train_until(*learner, sick, std::numeric_limits<float>::quiet_NaN(), [&] {
+      first->boundary(1);
+      return false;
+    });
+  } catch (const ConfigError& error) {
+    text = error.what();
+  }
+  expect_all(text, {"ejected", "sick", "max_bad_payloads"});
+  EXPECT_EQ(learner->stats().state, "rejected");
+  expect_first_still_trains();
+}
+
+TEST_P(Refusal, FirstWeightsThatAreNotFiniteAreEjected) {
+  SyncerOptions options;
+  options.settings = small_settings();
+  syncer = net.syncer(options);
+  Bowl sick{1.0f, bowl_shapes(), std::numeric_limits<float>::infinity()};
+  expect_all(refused_with(syncer->endpoint(), named("sick"), sick.store), {"ejected", "not finite"});
+}
+
+TEST_P(Refusal, OtherProtocolVersionNamesBoth) {
+  start(small_settings());
+  const auto client = net.client(syncer->endpoint());
+  connect(*client);
+  OutFrame hello = hello_frame("future", 5);
+  hello.header.protocol = 77;
+  ASSERT_TRUE(client->send(Channel::kControl, std::move(hello)));
+  expect_all(reject_text(await(*client, MessageType::kReject)),
+             {"protocol", std::to_string(kProtocolVersion), "77", "install the same"});
+  expect_first_still_trains();
+}
+
+// And the other way round: a learner that meets a syncer of the future stops with that syncer's words.
+TEST_P(Refusal, ASyncerOfAnotherProtocolIsUnderstood) {
+  const auto server = net.server();
+  const std::string endpoint = server->bind("127.0.0.1:0");
+  const auto learner = net.learner(endpoint, named("late"), bowl.store);
+  const auto hello = await(*server, MessageType::kHello);
+  ASSERT_TRUE(hello);
+  OutFrame reject;
+  reject.header.type = MessageType::kReject;
+  reject.header.protocol = 78;
+  reject.body = encode(Reject{"protocol", "this syncer speaks protocol 78, the learner speaks 1"});
+  ASSERT_TRUE(server->send(hello->peer, std::move(reject)));
+  std::string text;
+  try {
+    learner->join(20);
+  } catch (const ConfigError& error) {
+    text = error.what();
+  }
+  expect_all(text, {"(protocol)", "78"});
+  EXPECT_EQ(learner->stats().state, "rejected");
 }
 
 }  // namespace

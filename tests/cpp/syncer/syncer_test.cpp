@@ -26,7 +26,7 @@ TEST_P(SyncerShell, AnswersBeforeAnyLearnerAndAfterItsEnd) {
   EXPECT_TRUE(syncer->layout().tensors.empty());
   const auto status = nlohmann::json::parse(syncer->status_json());
   for (const char* key : {"epoch", "mode", "quorum", "uptime_s", "learners", "fragments", "rounds", "waiting", "ledger",
-                          "rounds_merged", "bytes", "memory", "timings", "effective"}) {
+                          "rounds_merged", "bytes", "cut", "memory", "timings", "effective"}) {
     EXPECT_TRUE(status.contains(key)) << key;
   }
   EXPECT_GT(status["memory"]["payload_limit_bytes"].get<std::uint64_t>(), 1u << 20);

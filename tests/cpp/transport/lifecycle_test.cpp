@@ -200,6 +200,7 @@ TEST_P(Transport, ServerLingerDeliversWhatIsQueued) {
 TEST_P(Transport, LingerIsBoundedWhenNobodyReads) {
   TransportLimits limits;
   limits.linger_s = 0.3;
+  limits.max_unsent_bytes = 1 << 30;
   ServerNode server(world, limits);
   ClientNode client(world, server.endpoint, limits);
   join(server, client, Channel::kBulk, 1);

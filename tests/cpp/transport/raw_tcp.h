@@ -58,8 +58,8 @@ class RawTcp {
         continue;
       }
       if (errno != EAGAIN) return false;
-      pollfd wait{fd_, POLLOUT, 0};
-      if (::poll(&wait, 1, 5000) != 1) return false;
+      pollfd wait{fd_, POLLOUT | POLLRDHUP, 0};
+      if (::poll(&wait, 1, 5000) != 1 || (wait.revents & (POLLRDHUP | POLLHUP | POLLERR))) return false;
     }
     return true;
   }

@@ -216,6 +216,16 @@ TEST(WireRefusal, StepCountsThatLie) {
   }
 }
 
+TEST(WireRefusal, MergedTableLongerThanARunsIncarnations) {
+  Begin m;
+  for (Incarnation i = 1; i <= kMaxIncarnations; ++i) m.merged.emplace_back(~i, ~std::uint64_t{0});
+  const std::string largest = encode(m);
+  EXPECT_TRUE(decode_begin(as_bytes(largest), nullptr));
+  EXPECT_LE(largest.size(), max_payload_bytes(MessageType::kBegin, 64));
+  m.merged.emplace_back(1, 1);
+  expect_refused(decode_begin, encode(m), "merged has 65537 rows, at most 65536 are allowed");
+}
+
 TEST(WireRefusal, CountsThatLieCostNothing) {
   // A map, list or text that announces 2^32 - 1 entries in a handful of bytes.
   for (const unsigned char tag : {0xdf, 0xdd, 0xdb, 0xc6, 0xc9}) {

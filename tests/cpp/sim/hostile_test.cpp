@@ -1,0 +1,223 @@
+// Peers that say what no learner says, told to the bare core.
+#include <random>
+
+#include "diloco/core/credit.h"
+#include "sim/clusters.h"
+
+namespace diloco::sim {
+namespace {
+
+struct Hostile : ::testing::Test {
+  Hostile() {
+    settings.sync_every = 12;
+    settings.num_fragments = 2;
+    settings.chunk_bytes = 1 << 16;
+    settings.credit_window_bytes = 1 << 20;
+  }
+  void make() {
+    SyncerCoreOptions options;
+    options.settings = settings;
+    options.random = [this] { return random(); };
+    core = std::make_unique<SyncerCore>(std::move(options));
+  }
+  std::vector<SyncerAction> handle(const SyncerEvent& event) { return keep(core->handle(event, now += 0.001)); }
+  // Keeps what was sent; work is done at once.
+  std::vector<SyncerAction> keep(std::vector<SyncerAction> actions) {
+    for (auto& action : actions) {
+      if (auto* send = std::get_if<SendTo>(&action)) sent.push_back(*send);
+      if (auto* cut = std::get_if<CutPeer>(&action)) cuts.push_back(*cut);
+      if (auto* init = std::get_if<RunInit>(&action)) handle(InitDone{init->job, run_init(init->init)});
+    }
+    return actions;
+  }
+  void frame(PeerId peer, Header header, const std::string& body = {}) {
+    handle(FrameEvent{peer, header, std::as_bytes(std::span(body.data(), body.size()))});
+  }
+  static Header header_of(MessageType type, Incarnation incarnation, SessionId session = 0) {
+    Header header;
+    header.type = type;
+    header.incarnation = incarnation;
+    header.session = session;
+    return header;
+  }
+  // The last message of this type to this peer.
+  const OutFrame* last(PeerId peer, MessageType type) const {
+    for (auto it = sent.rbegin(); it != sent.rend(); ++it) {
+      if (it->peer == peer && it->frame.header.type == type) return &it->frame;
+    }
+    return nullptr;
+  }
+  // HELLO, and LANE on the next peer number; the session's number, or 0.
+  SessionId join(PeerId control, Incarnation incarnation, std::uint64_t credit, const std::string& id) {
+    Hello hello;
+    hello.learner_id = id;
+    hello.layout = layout;
+    hello.downlink_credit = credit;
+    frame(control, header_of(MessageType::kHello, incarnation), encode(hello));
+    const OutFrame* welcome = last(control, MessageType::kWelcome);
+    if (!welcome) return 0;
+    const SessionId session = welcome->header.session;
+    std::string why;
+    const auto body = decode_welcome(std::as_bytes(std::span(welcome->body.data(), welcome->body.size())), &why);
+    EXPECT_TRUE(body) << why;
+    Header lane = header_of(MessageType::kLane, incarnation, session);
+    lane.transfer = body->lane_token;
+    frame(control + 1, lane);
+    return session;
+  }
+  // Uploads a fragment's anchor of zeros.
+  void upload(PeerId bulk, Incarnation incarnation, SessionId session, FragmentId fragment, std::uint64_t transfer,
+              const MergedTable& merged) {
+    Begin begin;
+    begin.kind = PayloadKind::kAnchor;
+    begin.fragment = fragment;
+    begin.merged = merged;
+    const auto bytes = payload_layout(core->layout(), core->plan(), fragment, PayloadKind::kAnchor, settings).bytes;
+    Header header = header_of(MessageType::kBegin, incarnation, session);
+    header.fragment = fragment;
+    header.transfer = transfer;
+    header.total = bytes;
+    frame(bulk, header, encode(begin));
+    header.type = MessageType::kChunk;
+    for (std::uint64_t at = 0; at < bytes; at += settings.chunk_bytes) {
+      header.offset = at;
+      frame(bulk, header, std::string(std::min(settings.chunk_bytes, bytes - at), '\0'));
+    }
+  }
+  std::uint64_t chunk_bytes_to(PeerId peer) const {
+    std::uint64_t bytes = 0;
+    for (const auto& one : sent) {
+      if (one.peer == peer && one.frame.header.type == MessageType::kChunk) bytes += one.frame.slice.size;
+    }
+    return bytes;
+  }
+
+  Settings settings;
+  Layout layout = small_layout(2, 4, 5);
+  std::mt19937_64 random{3};
+  std::unique_ptr<SyncerCore> core;
+  TimePoint now = 0.0;
+  std::vector<SendTo> sent;
+  std::vector<CutPeer> cuts;
+};
+
+TEST_F(Hostile, NoCreditBuysMoreThanTheSyncersOwnWindow) {
+  layout = small_layout(2, 2048, 2048);  // 16 MiB a fragment
+  make();
+  const SessionId holder = join(10, 1, 1 << 20, "holder");
+  ASSERT_NE(holder, 0u);
+  upload(11, 1, holder, 0, 1, {});
+  upload(11, 1, holder, 1, 2, {});
+  ASSERT_TRUE(core->fragment(0) && core->fragment(1));
+
+  const std::uint64_t window = sender_window(settings.credit_window_bytes);
+  const SessionId greedy = join(20, 2, std::uint64_t{1} << 60, "greedy");
+  ASSERT_NE(greedy, 0u);
+  EXPECT_EQ(chunk_bytes_to(21), window);
+  // Nor does a later grant, nor a report of more than was ever sent or of less than before.
+  Header credit = header_of(MessageType::kCredit, 2, greedy);
+  credit.offset = ~std::uint64_t{0};
+  frame(20, credit);
+  EXPECT_EQ(chunk_bytes_to(21), window);
+  credit.total = window / 2;
+  frame(20, credit);
+  EXPECT_EQ(chunk_bytes_to(21), window + window / 2);
+  credit.total = 0;
+  frame(20, credit);
+  EXPECT_EQ(chunk_bytes_to(21), window + window / 2);
+  credit.total = ~std::uint64_t{0};
+  frame(20, credit);
+  EXPECT_LE(chunk_bytes_to(21), 2 * window + window / 2);
+  EXPECT_TRUE(cuts.empty());
+}
+
+// A learner that comes back from a run with a larger window has granted more than this syncer sends; it must tell what
+// it has read all the same, or both wait for ever.
+TEST(Credit, ReceiverTellsByWhatItReadNotByWhatItGranted) {
+  SenderCredit sender;
+  ReceiverCredit receiver;
+  sender.reset(1000, 100);
+  receiver.reset(1000, 1000);
+  receiver.set_window(100);
+  for (int i = 0; i < 100; ++i) {
+    ASSERT_TRUE(sender.allows(10)) << i;
+    sender.spend(10);
+    receiver.receive(10);
+    if (const auto total = receiver.announce()) sender.grant(*total, receiver.received());
+  }
+  EXPECT_FALSE(receiver.overrun());
+}
+
+MergedTable rows(Incarnation first, std::size_t count) {
+  MergedTable table;
+  for (std::size_t i = 0; i < count; ++i) table.emplace_back(first + i, 7);
+  return table;
+}
+
+TEST_F(Hostile, AMergedTableMayNameAsManyIncarnationsAsARunMayHave) {
+  make();
+  const SessionId session = join(10, 1, 1 << 20, "holder");
+  upload(11, 1, session, 0, 1, rows(100, kMaxIncarnations - 1));  // and itself
+  upload(11, 1, session, 1, 2, rows(100, kMaxIncarnations - 1));
+  EXPECT_TRUE(cuts.empty());
+  ASSERT_TRUE(core->fragment(0) && core->fragment(1));
+  // It is passed on whole; whoever is named in it keeps its account.
+  ASSERT_NE(join(20, 100, 1 << 20, "named"), 0u);
+  std::string why;
+  const OutFrame* image = last(21, MessageType::kBegin);
+  ASSERT_NE(image, nullptr);
+  const auto begin = decode_begin(std::as_bytes(std::span(image->body.data(), image->body.size())), &why);
+  ASSERT_TRUE(begin) << why;
+  EXPECT_EQ(begin->merged.size(), kMaxIncarnations - 1);
+  const OutFrame* welcome = last(20, MessageType::kWelcome);
+  const auto body = decode_welcome(std::as_bytes(std::span(welcome->body.data(), welcome->body.size())), &why);
+  EXPECT_EQ(body->merged_to, (std::vector<std::uint64_t>{7, 7}));
+  // One more than a run may have is refused, in words.
+  EXPECT_EQ(join(30, 5, 1 << 20, "newcomer"), 0u);
+  const OutFrame* reject = last(30, MessageType::kReject);
+  ASSERT_NE(reject, nullptr);
+  EXPECT_NE(reject->body.find("incarnations"), std::string::npos) << reject->body;
+  EXPECT_NE(reject->body.find("full"), std::string::npos) << reject->body;
+}
+
+TEST_F(Hostile, ALongerMergedTableIsAProtocolViolation) {
+  make();
+  const SessionId session = join(10, 1, 1 << 20, "holder");
+  upload(11, 1, session, 0, 1, rows(100, kMaxIncarnations + 1));
+  ASSERT_FALSE(cuts.empty());
+  const OutFrame* reject = last(10, MessageType::kReject);
+  ASSERT_NE(reject, nullptr);
+  EXPECT_NE(reject->body.find("65537 rows, at most 65536"), std::string::npos) << reject->body;
+  EXPECT_FALSE(core->fragment(0));
+}
+
+TEST_F(Hostile, NorMayTheTablesOfTwoFragmentsNameMoreTogether) {
+  make();
+  const SessionId session = join(10, 1, 1 << 20, "holder");
+  upload(11, 1, session, 0, 1, rows(100, kMaxIncarnations - 1));
+  EXPECT_TRUE(cuts.empty());
+  upload(11, 1, session, 1, 2, rows(1 << 20, 10));
+  ASSERT_FALSE(cuts.empty());
+  EXPECT_NE(cuts[0].why.find("at most 65536"), std::string::npos) << cuts[0].why;
+}
+
+// Incarnations that came and went without being merged do not fill the run up.
+TEST_F(Hostile, NewIncarnationsWithoutEndLockNobodyOut) {
+  make();
+  for (Incarnation i = 1; i <= kMaxIncarnations + 100; ++i) {
+    ASSERT_NE(join(10, i, 0, "restless"), 0u) << i;
+    handle(PeerGoneEvent{10, "gone"});
+    sent.clear();
+    cuts.clear();
+    if (i == 200) {  // one is enough to see the rest: the table fills the run up
+      const SessionId session = join(10, i, 0, "restless");
+      upload(11, i, session, 0, 1, rows(1 << 20, kMaxIncarnations - 300));
+      ASSERT_TRUE(core->fragment(0));
+      handle(PeerGoneEvent{10, "gone"});
+      i = kMaxIncarnations - 1000;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace diloco::sim

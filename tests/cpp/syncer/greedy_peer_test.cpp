@@ -1,0 +1,59 @@
+// Peers that would have the whole program's memory.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "learner/bowl.h"
+#include "resident.h"
+#include "transport/raw_tcp.h"
+
+namespace diloco {
+namespace {
+
+using namespace testing;
+
+std::string status_request() {
+  Header header;
+  header.type = MessageType::kStatus;
+  header.checksum = payload_checksum({});
+  const auto bytes = encode_header(header);
+  return transport_test::zmtp_frame({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+}
+
+TEST(GreedyPeer, AskingForTheStatusWithoutReadingItEndsAtTheBound) {
+  Net net(false);
+  SyncerOptions options;
+  options.settings = small_settings();
+  const auto syncer = net.syncer(options);
+  Bowl bowl{1.0f};
+  const auto learner = net.learner(syncer->endpoint(), named("steady"), bowl.store);
+  ASSERT_TRUE(learner->join(20));
+
+  transport_test::RawTcp raw(syncer->endpoint());
+  ASSERT_TRUE(raw.handshake());
+  const std::uint64_t before = resident_bytes();
+  std::uint64_t most = before;
+  std::thread asker([&] {
+    std::string requests;
+    for (int i = 0; i < 100; ++i) requests += status_request();
+    for (int i = 0; i < 300 && raw.send(requests); ++i) {
+    }
+  });
+  EXPECT_TRUE(train_until(*learner, bowl, 0.1f, [&] {
+    most = std::max(most, resident_bytes());
+    return nlohmann::json::parse(syncer->status_json())["cut"]["unread"] == 1;
+  }));
+  asker.join();
+  // The bound is 24 MiB; the allocator keeps some more. Without it the replies would be twice as much.
+  if (kResidentTells) {
+    EXPECT_LT(most - before, std::uint64_t{48} << 20);
+  }
+  RecordProperty("grown_bytes", std::to_string(most - before));
+  const auto goal = learner->stats().contributions_merged + 2;
+  EXPECT_TRUE(train_until(*learner, bowl, 0.1f, [&] { return learner->stats().contributions_merged >= goal; }));
+  EXPECT_EQ(learner->stats().reconnects, 0u);
+}
+
+}  // namespace
+}  // namespace diloco
