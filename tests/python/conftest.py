@@ -3,6 +3,7 @@
     def test_x(syncer, learner): s = syncer(min_quorum=2); a = learner(s, "a", steps=100); ...
     @pytest.mark.netns
     def test_y(host): a, b = host("a"), host("b"); ...
+    def test_z(sized): for _ in range(sized("kills", 6, 100)): ...
 
 What a factory made is ended after the test, newest first; if the test failed, its output is part of the report.
 """
@@ -30,12 +31,22 @@ from diloco.testing import Host, LearnerProcess, Link, Process, SyncerProcess, T
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+SOAK = os.environ.get("DILOCO_SOAK") == "1"
+SOAK_LIMIT_S = 1800
 _processes = pytest.StashKey[list[Process]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "netns: needs network namespaces (root); with CI=true a skip is a failure")
-    config.addinivalue_line("markers", "soak: long proof; runs only with DILOCO_SOAK=1, which `make soak` sets")
+    config.addinivalue_line("markers", "soak: uses the fixture `sized`; nobody writes this mark")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """`-m soak` selects the tests that are larger with DILOCO_SOAK=1; their time limit is then larger too."""
+    if "sized" in getattr(item, "fixturenames", ()):
+        item.add_marker("soak")
+        if SOAK:
+            item.add_marker(pytest.mark.timeout(SOAK_LIMIT_S), append=False)
 
 
 @functools.cache
@@ -44,8 +55,6 @@ def _why_no_hosts() -> str:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("soak") and os.environ.get("DILOCO_SOAK") != "1":
-        pytest.skip("long proof: make soak")
     if item.get_closest_marker("netns") and (why := _why_no_hosts()):
         if os.environ.get("CI") == "true":
             pytest.fail(f"network tests must run in CI: {why}", pytrace=False)
@@ -59,6 +68,18 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         for process in item.stash.get(_processes, []):
             report.sections.append((f"output of {process.name}", process.tail()))
     return report
+
+
+@pytest.fixture
+def sized(record_property: Callable[[str, object], None]) -> Callable[[str, int, int], int]:
+    """sized("kills", 6, 100): how many; the second with DILOCO_SOAK=1. It is part of the soak report."""
+
+    def choose(what: str, ci: int, soak: int) -> int:
+        size = soak if SOAK else ci
+        record_property(what, size)
+        return size
+
+    return choose
 
 
 @pytest.fixture

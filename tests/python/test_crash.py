@@ -8,6 +8,7 @@ import random
 import signal
 import socket
 import sys
+import time
 
 import pytest
 
@@ -19,11 +20,12 @@ EXACT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 PHASES = ("before_hello", "mid_first_upload", "mid_upload", "mid_download", "idle")
 
 
-def never_stopped(learner: TinyLearner, start: int, less_than_s: float = 1.0) -> None:
-    """No call into DiLoCo since `start` took as long as it takes to notice that somebody is gone."""
+def never_stopped(learner: TinyLearner, start: int, less_than_s: float = 1.0) -> float:
+    """No call into DiLoCo since `start` took as long as it takes to notice that somebody is gone; the longest one."""
     steps = [event for event in learner.events[start:] if event["event"] == "step"]
     assert steps and max(event["in_diloco_s"] for event in steps) < less_than_s, learner.tail()
     assert {event["state"] for event in steps} == {"training"}
+    return float(max(event["in_diloco_s"] for event in steps))
 
 
 def until(learner: TinyLearner, condition, what: str, tries: int = 200):
@@ -117,8 +119,9 @@ def test_memory_after_a_death_in_mid_upload_is_at_most_one_fragment_above_before
     run.end(syncer, other)
 
 
-def test_random_kills_under_load(run):
-    """Four learners at full speed, six deaths: nobody else stops, and a dead one's payloads are not kept."""
+def test_random_kills_under_load(run, sized, record_property):
+    """Four learners at full speed, two of them die again and again: nobody else stops, and a dead one's payloads are
+    not kept."""
     syncer = run.syncer(env=EXACT_MEMORY)
     big = {"width": 512, "depth": 4, "batch": 8, "step_time_s": 0}  # fragments of a quarter Mi elements
     steady = [run.learner(syncer, name, seed=i, **big) for i, name in enumerate("ab")]
@@ -129,7 +132,8 @@ def test_random_kills_under_load(run):
     before = quiet_memory(syncer, *steady, *victims.values())
     starts = [one.mark() for one in steady]
     dice = random.Random(20)
-    for number in range(6):
+    kills = sized("kills", 6, 100)
+    for number in range(kills):
         name = "xy"[number % 2]
         victims[name].steps(dice.randint(1, 40))
         victims[name].kill()
@@ -137,14 +141,15 @@ def test_random_kills_under_load(run):
     for name, one in victims.items():
         one.wait_for("joined", lambda event: event["state"] == "training")
         syncer.wait_merges(name)
-    for one, start in zip(steady, starts, strict=True):
-        never_stopped(one, start)
+    calls = [never_stopped(one, start) for one, start in zip(steady, starts, strict=True)]
+    record_property("longest call s", round(max(calls), 4))
     after = quiet_memory(syncer, *steady, *victims.values())
+    record_property("memory above before MiB", round((after - before) / 2**20, 2))
     assert after <= before + fragment, f"{before=} {after=} {fragment=}"
     report = run.end(syncer, *steady, *victims.values())
     for name in "xy":
         states = [life["state"] for life in report["learners"][name]["incarnations"]]
-        assert sorted(states) == ["closed", "lost", "lost", "lost"]
+        assert sorted(states) == ["closed"] + ["lost"] * (kills // 2)
 
 
 def test_a_killed_learner_comes_back_and_adopts_the_global_weights(run):
@@ -165,26 +170,36 @@ def test_a_killed_learner_comes_back_and_adopts_the_global_weights(run):
 
 
 @pytest.mark.parametrize("moment", ["any", "mid_upload"])
-def test_a_killed_syncer_restarted_without_state_costs_nobody_anything(moment, run, tap):
+def test_a_killed_syncer_restarted_without_state_costs_nobody_anything(moment, run, tap, sized):
     """Also F063: nothing of the old epoch is applied, and no learner needs a hand."""
     old = run.syncer()
     relay = tap(old)
     learners = [run.learner(at, name, seed=i) for i, (name, at) in enumerate({"a": old, "b": relay}.items())]
-    for one in learners:
-        old.wait_merges(one.learner_id, 8, start=0)
-        one.steps(150)
     first_loss = learners[0].wait_for("joined")["held_out"]
+    for _ in range(sized("restarts", 1, 10)):
+        old = kill_and_restart(run, old, learners, first_loss, relay if moment == "mid_upload" else None)
+    report = run.end(old, *learners)
+    assert set(report["learners"]) == {"a", "b"}
+    assert all(len(one["incarnations"]) == 1 for one in report["learners"].values())
+
+
+def kill_and_restart(run, old, learners, first_loss: float, relay) -> SyncerProcess:
+    """The new syncer, once everybody trains with it as before; with a relay, the old one dies in mid-upload there."""
+    for one in learners:
+        old.wait_merges(one.learner_id, 8)
+        one.steps(150)
     epoch = old.status()["epoch"]
     starts = [one.mark() for one in learners]
-    held = relay.hold("up", message="chunk", at=200).wait() if moment == "mid_upload" else None
+    held = relay.hold("up", message="chunk", at=200).wait() if relay else None
     assert old.kill() == -signal.SIGKILL
+    # Not the loss after a while alone: of that work, more than max_carry_steps is dropped at the return.
+    before = max(event["held_out"] for one in learners for event in one.events[one.mark() - 50 :])
+    assert before < 0.5 * first_loss
     if held:
         held.cut()
     for one, start in zip(learners, starts, strict=True):
         one.wait_for("step", lambda event: event["state"] == "away", start=start)
         one.steps(20)
-    before = max(one.last()["held_out"] for one in learners)
-    assert before < 0.5 * first_loss
 
     new = run.restart(old)
     for one in learners:
@@ -199,12 +214,10 @@ def test_a_killed_syncer_restarted_without_state_costs_nobody_anything(moment, r
         assert worst < 1.3 * before, f"loss {before:.3f} before the syncer died, {worst:.3f} after it came back"
         assert max(event["in_diloco_s"] for event in steps) < 1.0
     assert all(event["version"][0] > epoch for event in new.events if event["event"] == "merge")
-    report = run.end(new, *learners)
-    assert set(report["learners"]) == {"a", "b"}
-    assert all(len(one["incarnations"]) == 1 for one in report["learners"].values())
+    return new
 
 
-def test_a_paused_learner_stalls_nobody_and_is_counted_once(run):
+def test_a_paused_learner_stalls_nobody_and_is_counted_once(run, sized, record_property):
     """F081: one killed, one stopped; the third does not wait; the stopped one catches up."""
     syncer = run.syncer()
     a, b, c = (run.learner(syncer, name, seed=i) for i, name in enumerate("abc"))
@@ -216,7 +229,10 @@ def test_a_paused_learner_stalls_nobody_and_is_counted_once(run):
     after = syncer.mark()
     syncer.wait_for("leave", lambda event: event["learner"] == "b", start=after)
     syncer.wait_merges("c", 8)
-    never_stopped(c, start)
+    end = time.monotonic() + sized("seconds stopped", 0, 120)
+    while time.monotonic() < end:
+        c.steps(50)
+    record_property("longest call s", round(never_stopped(c, start), 4))
     b.resume()
     back = syncer.wait_for("join", lambda event: event["learner"] == "b", start=after)
     syncer.wait_merges("b", 4)
@@ -295,25 +311,30 @@ dice = random.Random(3)
 for number in range(int(sys.argv[2])):
     time.sleep(dice.random() * 0.03)  # the random moment is the point of this test
     model = make_model(64, 2, number)
+    began = time.monotonic()
     with diloco.Learner(model, syncer=sys.argv[1], learner_id=f"visitor-{number}", join_timeout_s=30) as learner:
+        joined = time.monotonic() - began
         stats = learner.stats()
-        print(json.dumps({"event": "visit", "number": number, "state": stats["state"], "versions": stats["versions"]}),
-              flush=True)
+        print(json.dumps({"event": "visit", "number": number, "state": stats["state"], "versions": stats["versions"],
+                          "join_s": joined}), flush=True)
 print(json.dumps({"event": "end"}), flush=True)
 """
 
 
-def test_joining_at_a_random_moment_never_sticks(run, program):
-    """F076, CI size: the welcome carries the versions and the weights follow, whatever is published meanwhile."""
+def test_joining_at_a_random_moment_never_sticks(run, program, sized, record_property):
+    """F076: the welcome carries the versions and the weights follow, whatever is published meanwhile."""
     syncer = run.syncer(sync_every=4)
     steady = run.learner(syncer, "a", step_time_s=0.004)
     syncer.wait_merges("a", 4, start=0)
-    visits = 50
+    visits = sized("joins", 50, 1000)
     joiner = program(syncer.endpoint, visits, code=JOINER, name="joiner")
-    joiner.wait_for("end", timeout_s=120)
+    for number in range(visits):
+        joiner.wait_for("visit", lambda event, number=number: event["number"] == number)
+    joiner.wait_for("end")
     found = [event for event in joiner.events if event["event"] == "visit"]
     assert [event["state"] for event in found] == ["training"] * visits
     assert all(version[1] > 0 for event in found for version in event["versions"])
+    record_property("longest join s", round(max(event["join_s"] for event in found), 3))
     assert joiner.wait() == 0
     run.end(syncer, steady)
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from typing import NamedTuple
 
 import pytest
@@ -36,22 +37,24 @@ def site(run, host, link):
     return make
 
 
-def test_a_run_over_bad_links_is_exact(run, central, site):
+def test_a_run_over_bad_links_is_exact(run, central, site, sized, record_property):
     """Delay, jitter, reordering, loss and a narrow link; everybody contributes to every fragment."""
     a = site(central, "a", delay_ms=20, jitter_ms=5, reorder=0.02, loss=0.01, rate_mbit=50)
     b = site(central, "b", seed=1, delay_ms=2, reorder=0.01, loss=0.005)
+    merges = sized("merges", 12, 240)
     for one in (a, b):
-        central.wait_merges(one.learner.learner_id, 12, start=0)
+        central.wait_merges(one.learner.learner_id, merges, start=0)
         one.learner.steps(20)
-        steps = [event for event in one.learner.events if event["event"] == "step"]
-        assert max(event["in_diloco_s"] for event in steps) < 1.0  # the network is not the training thread's business
+        longest = one.learner.last()["longest_call_s"]
+        record_property(f"longest call of {one.learner.learner_id} s", round(longest, 4))
+        assert longest < 1.0  # the network is not the training thread's business
     report = run.end(central, a.learner, b.learner)
     for name in ("a", "b"):
         assert report["learners"][name]["fragments_merged"] == report["fragments"]
     assert a.link.stats()["a"]["reordered"] > 0
 
 
-def test_a_pulled_cable_is_noticed_and_survived(run, central, site):
+def test_a_pulled_cable_is_noticed_and_survived(run, central, site, sized, record_property):
     """Nothing says goodbye, no connection breaks: only silence. The other learner goes on; the cut one trains on."""
     a, b = site(central, "a"), site(central, "b", seed=1)
     for one in (a, b):
@@ -62,12 +65,17 @@ def test_a_pulled_cable_is_noticed_and_survived(run, central, site):
     central.wait_merges("b", 4)
     a.learner.wait_for("step", lambda event: event["state"] == "away", start=start)
     a.learner.steps(20)
+    end = time.monotonic() + sized("seconds unplugged", 0, 120)
+    while time.monotonic() < end:
+        a.learner.steps(20)
+        central.wait_merges("b", 4)
     a.link.plug()
     back = central.wait_for("join", lambda event: event["learner"] == "a", start=after)
     central.wait_merges("a", 4)
     for one in (a, b):
-        steps = [event for event in one.learner.events if event["event"] == "step"]
-        assert max(event["in_diloco_s"] for event in steps) < 1.0
+        longest = one.learner.last()["longest_call_s"]
+        record_property(f"longest call of {one.learner.learner_id} s", round(longest, 4))
+        assert longest < 1.0
     report = run.end(central, a.learner, b.learner)
     lives = report["learners"]["a"]["incarnations"]
     assert [life["incarnation"] for life in lives] == [back["incarnation"]]  # the same life, not a second one

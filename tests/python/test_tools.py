@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -90,3 +93,72 @@ def test_totals_fail_on_failures_and_on_zero_tests(tmp_path: Path, attributes: s
 def test_totals_fail_without_a_report(tmp_path: Path) -> None:
     assert load("test_totals").main([f"X={tmp_path / 'none.xml'}"]) == 1
     assert load("test_totals").main([]) == 1
+
+
+SOAK_XML = """<testsuites><testsuite>
+<testcase classname="tests.python.test_a" name="test_kills" time="61.2">
+  <properties><property name="kills" value="100"/><property name="memory above before MiB" value="0.5"/></properties>
+</testcase>
+<testcase classname="tests.python.test_a" name="test_small" time="1"/>
+<testcase classname="Seeds/R" name="Keeps/0" time="2"><properties><property name="seeds" value="20"/></properties>
+</testcase>
+<testcase classname="Seeds/R" name="Keeps/1" time="3"><properties><property name="seeds" value="20"/></properties>
+  {}
+</testcase>
+</testsuite></testsuites>"""
+
+
+def soak_rows(tmp_path: Path, inside: str = "") -> tuple[ModuleType, list[Any]]:
+    (tmp_path / "soak.xml").write_text(SOAK_XML.format(inside))
+    soak = load("soak")
+    return soak, soak.rows_of(tmp_path / "soak.xml")
+
+
+def test_soak_report_has_machine_commit_and_what_was_measured(tmp_path: Path) -> None:
+    soak, rows = soak_rows(tmp_path)
+    text = soak.report("abc1234-dirty", "2030-01-02", [soak.Part("python", rows, 0, 66.0)])
+    assert text.startswith("# Soak, 2030-01-02, commit abc1234-dirty\n")
+    for words in (
+        "Everything passed",
+        " cores, ",
+        " GiB, ",
+        "torch ",
+        "* python: 2 rows, 0 failed, exit status 0, 1.1 min",
+    ):
+        assert words in text
+    assert text.splitlines()[-2:] == [
+        "| test_a::test_kills | 61 | passed | kills 100, memory above before MiB 0.5 |",
+        "| Seeds/R::Keeps | 5 | passed | seeds 40 |",
+    ]
+
+
+def test_soak_report_names_what_failed(tmp_path: Path) -> None:
+    soak, rows = soak_rows(tmp_path, '<failure message="seed 101 | starved&#10;more"/>')
+    text = soak.report("abc1234", "2030-01-02", [soak.Part("cpp", rows, 1, 5.0)])
+    assert "**Something failed**" in text
+    assert text.splitlines()[-1] == "| Seeds/R::Keeps | 5 | failure seed 101 \\| starved more | seeds 40 |"
+
+
+@pytest.mark.parametrize("case", ["passed", "failed", "skipped", "nothing", "no_report"])
+def test_soak_part_is_good_only_if_something_ran_and_all_passed(tmp_path: Path, case: str) -> None:
+    soak, rows = soak_rows(tmp_path)
+    if case == "skipped":
+        rows = [soak.Row("a", 0.0, "skipped no root")]
+    if case == "nothing":
+        rows = []
+    if case == "no_report":
+        rows = soak.rows_of(tmp_path / "none.xml")
+    assert soak.Part("x", rows, int(case == "failed")).ok == (case == "passed")
+
+
+def test_soak_selects_exactly_the_sized_tests(tmp_path: Path) -> None:
+    conftest = ROOT / "tests" / "python" / "conftest.py"
+    (tmp_path / "test_s.py").write_text(
+        "def test_one(): pass\ndef test_two(sized): assert sized('kills', 6, 100) == 100\n"
+    )
+    (tmp_path / "conftest.py").write_text(conftest.read_text())
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "soak", "-c", str(ROOT / "pyproject.toml"), str(tmp_path)]
+    paths = os.pathsep.join([str(conftest.parent), str(ROOT)])
+    env = {**os.environ, "DILOCO_SOAK": "1", "PYTHONPATH": paths}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100)
+    assert "1 passed, 1 deselected" in done.stdout, done.stdout

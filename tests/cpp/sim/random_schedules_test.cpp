@@ -4,6 +4,7 @@
 #include <random>
 
 #include "sim/clusters.h"
+#include "sized.h"
 
 namespace diloco::sim {
 namespace {
@@ -20,10 +21,8 @@ void show(Cluster& cluster) {
   if (cluster.syncer()) std::cerr << cluster.syncer()->status_json(cluster.now()) << "\n";
 }
 
-class RandomSchedule : public ::testing::TestWithParam<std::uint64_t> {};
-
-TEST_P(RandomSchedule, KeepsTheInvariants) {
-  std::mt19937_64 random(GetParam());
+void keeps_the_invariants(std::uint64_t seed) {
+  std::mt19937_64 random(seed);
   const auto pick = [&](std::uint64_t n) { return random() % n; };
   auto options = cluster_of({});
   const std::size_t learners = 2 + pick(4);
@@ -31,7 +30,7 @@ TEST_P(RandomSchedule, KeepsTheInvariants) {
     options.learners.push_back({"learner-" + std::to_string(i), 0.5 + static_cast<double>(pick(300)) / 100.0,
                                 static_cast<double>(pick(10)), 1 + pick(200), 1.0f, static_cast<double>(pick(40)) / 100.0});
   }
-  options.seed = GetParam();
+  options.seed = seed;
   options.settings.sync_every = 1 + static_cast<std::uint32_t>(pick(24));
   options.settings.num_fragments = 1 + static_cast<std::uint32_t>(pick(6));
   options.settings.overlap_steps = static_cast<std::uint32_t>(pick(std::min(4u, options.settings.sync_every)));
@@ -74,8 +73,8 @@ TEST_P(RandomSchedule, KeepsTheInvariants) {
       default:
         break;
     }
-    for (const auto& violation : cluster.check()) ADD_FAILURE() << "seed " << GetParam() << " t " << t << ": " << violation;
-    if (HasFailure()) {
+    for (const auto& violation : cluster.check()) ADD_FAILURE() << "seed " << seed << " t " << t << ": " << violation;
+    if (::testing::Test::HasFailure()) {
       show(cluster);
       return;
     }
@@ -98,15 +97,30 @@ TEST_P(RandomSchedule, KeepsTheInvariants) {
     if (out(i)) continue;
     for (FragmentId p = 0; p < cluster.syncer()->plan().size(); ++p) {
       EXPECT_GT(merges_with(cluster, "learner-" + std::to_string(i), p, healed), 0u)
-          << "seed " << GetParam() << ": learner " << i << " is starved on fragment " << p;
+          << "seed " << seed << ": learner " << i << " is starved on fragment " << p;
     }
   }
-  if (HasFailure()) show(cluster);
+  if (::testing::Test::HasFailure()) show(cluster);
 }
 
-INSTANTIATE_TEST_SUITE_P(Seeds, RandomSchedule, ::testing::Range<std::uint64_t>(1, 101));
+constexpr std::uint64_t kTests = 100;
+
+// Test i of 100 runs the seeds i, i + 100, i + 200, ...
+class RandomSchedule : public ::testing::TestWithParam<std::uint64_t> {};
+
+TEST_P(RandomSchedule, KeepsTheInvariants) {
+  const auto last = kTests * static_cast<std::uint64_t>(testing::sized("seeds", 1, 20));
+  for (std::uint64_t seed = GetParam(); seed <= last && !HasFailure(); seed += kTests) keeps_the_invariants(seed);
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomSchedule, ::testing::Range<std::uint64_t>(1, kTests + 1));
+
 // Each of these once counted tokens twice.
-INSTANTIATE_TEST_SUITE_P(OnceFound, RandomSchedule, ::testing::Values<std::uint64_t>(321, 1092));
+class OnceFound : public ::testing::TestWithParam<std::uint64_t> {};
+
+TEST_P(OnceFound, KeepsTheInvariants) { keeps_the_invariants(GetParam()); }
+
+INSTANTIATE_TEST_SUITE_P(Seeds, OnceFound, ::testing::Values<std::uint64_t>(321, 1092));
 
 }  // namespace
 }  // namespace diloco::sim

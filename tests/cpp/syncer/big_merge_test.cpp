@@ -2,10 +2,10 @@
 // memory).
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "learner/net_test.h"
+#include "sized.h"
 
 namespace diloco {
 namespace {
@@ -16,8 +16,7 @@ using BigMerge = NetTest;
 DILOCO_OVER_BOTH_NETS(BigMerge);
 
 TEST_P(BigMerge, NobodyIsTakenForDead) {
-  const bool soak = std::getenv("DILOCO_SOAK") != nullptr;
-  const std::int64_t rows = soak ? 1 << 18 : 1 << 14;
+  const std::int64_t rows = 256 * sized("MiB", 64, 1024);
   SyncerOptions options;
   options.settings = small_settings();
   options.settings.num_fragments = 1;

@@ -1,10 +1,13 @@
 // Truncation, bit flips and random bytes: a decoder answers, and what it accepts is a valid message.
 #include <gtest/gtest.h>
 
+#include "sized.h"
 #include "wire/wire_samples.h"
 
 namespace diloco::wire_test {
 namespace {
+
+using testing::sized;
 
 TEST(WireFuzz, TruncationAtEveryByteIsRefused) {
   Random random(31);
@@ -52,7 +55,7 @@ TEST(WireFuzz, BitFlipsNeverCrash) {
 
 TEST(WireFuzz, SplicedAndMutatedMessagesNeverCrash) {
   Random random(33);
-  for (int i = 0; i < 20000; ++i) {
+  for (std::int64_t i = sized("messages", 20000, 2000000); i > 0; --i) {
     const Kind& kind = kinds()[below(random, kinds().size())];
     const std::string sample = kind.sample(random);
     std::vector<std::byte> bytes(as_bytes(sample).begin(), as_bytes(sample).end());
@@ -70,7 +73,7 @@ TEST(WireFuzz, SplicedAndMutatedMessagesNeverCrash) {
 
 TEST(WireFuzz, RandomBytesNeverCrash) {
   Random random(34);
-  for (int i = 0; i < 100000; ++i) {
+  for (std::int64_t i = sized("messages", 100000, 5000000); i > 0; --i) {
     std::vector<std::byte> bytes(below(random, 200));
     for (std::byte& b : bytes) b = static_cast<std::byte>(random());
     expect_closed(kinds()[static_cast<std::size_t>(i) % kinds().size()], bytes);
@@ -81,7 +84,7 @@ TEST(WireFuzz, RandomBytesNeverCrash) {
 
 TEST(WireFuzz, RandomHeadersNeverCrash) {
   Random random(35);
-  for (int i = 0; i < 20000; ++i) {
+  for (std::int64_t i = sized("headers", 20000, 2000000); i > 0; --i) {
     auto bytes = encode_header(any_header(random));
     for (std::size_t edits = 1 + below(random, 8); edits > 0; --edits) {
       bytes[below(random, bytes.size())] = static_cast<std::byte>(random());
