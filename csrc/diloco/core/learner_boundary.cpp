@@ -194,6 +194,10 @@ void LearnerCore::Impl::adopt(FragmentId p) {
     settle_limbo(p, merged_to);
   }
   const bool new_life = image.version.epoch > fragment.adopted.epoch;
+  // The weights held here, under a new name: a syncer that lost its state has them back. Nothing changes, so the work
+  // done on them meanwhile stays, whatever the formula, and is not too old however much it is.
+  const bool renamed = new_life && image.version.n == fragment.adopted.n && settings.mode == Mode::kDecoupled;
+  if (renamed && !fragment.readopt) action.formula = AdoptFormula::kRebase;
   std::erase_if(fragment.sent, [&](const SentImage& sent) {
     return (sent.gone && sent.staged.to <= merged_to) || sent.staged.base.epoch < image.version.epoch;
   });
@@ -209,7 +213,7 @@ void LearnerCore::Impl::adopt(FragmentId p) {
     drop_local_work(p, DiscardReason::kOverwritten);
   } else if (action.formula == AdoptFormula::kBlend) {
     drop_local_work(p, DiscardReason::kBlended);
-  } else if (!first && steps - fragment.from_steps > settings.carry_limit_steps()) {
+  } else if (!first && !renamed && steps - fragment.from_steps > settings.carry_limit_steps()) {
     action.formula = AdoptFormula::kOverwrite;
     action.sent = nullptr;
     drop_local_work(p, DiscardReason::kCarryLimit);

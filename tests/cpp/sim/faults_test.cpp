@@ -43,6 +43,28 @@ TEST(Faults, TheSyncerRestartsWithoutStateAndTheWeightsComeBack) {
   EXPECT_NEAR(sum / 20.0, 1.0, 0.2);
 }
 
+// However long the syncer was away: what comes back are the weights the learners hold, so nothing is too old for them.
+class LongOutage : public ::testing::TestWithParam<Adopt> {};
+
+TEST_P(LongOutage, ItsWorkIsMergedAfterARestart) {
+  auto options = cluster_of({1.0, 1.2});
+  options.settings.adopt = GetParam();
+  Cluster cluster(options);
+  cluster.run_until(200.0);
+  const double before = cluster.merged_fraction("learner-0");
+  cluster.kill_syncer();
+  cluster.run_until(600.0);  // eight times what may be carried over a foreign version (4 * 12 steps)
+  cluster.start_syncer();
+  cluster.run_until(800.0);
+  expect_sound(cluster);
+  for (const std::size_t i : {0, 1}) {
+    EXPECT_EQ(cluster.learner(i)->stats().discarded.count("carry_limit"), 0u) << "learner " << i;
+    EXPECT_GT(cluster.merged_fraction("learner-" + std::to_string(i)), before) << "learner " << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Adoptions, LongOutage, ::testing::Values(Adopt::kRebase, Adopt::kOverwrite, Adopt::kBlend));
+
 TEST(Faults, AFrozenLearnerIsNotWaitedForAndNotCountedTwice) {
   Cluster cluster(cluster_of({1.0, 1.0}));
   cluster.run_until(60.0);
