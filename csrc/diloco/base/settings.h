@@ -16,7 +16,7 @@ namespace diloco {
 
 enum class Mode { kDecoupled, kLockstep };
 enum class Offsets { kStaggered, kStreaming };
-enum class Fragmenter { kBalanced, kLayer };
+enum class Fragmenter { kBalanced, kLayer, kStrided, kTensor };
 enum class Grace { kAdaptive, kFixed, kNone };
 enum class Weights { kTokensPerStep, kTokens, kEqual };
 enum class MergeKind { kRda, kMean };

@@ -19,7 +19,10 @@ using Names = std::vector<Named<E>>;
 
 const Names<Mode> kModes = {{Mode::kDecoupled, "decoupled"}, {Mode::kLockstep, "lockstep"}};
 const Names<Offsets> kOffsets = {{Offsets::kStaggered, "staggered"}, {Offsets::kStreaming, "streaming"}};
-const Names<Fragmenter> kFragmenters = {{Fragmenter::kBalanced, "balanced"}, {Fragmenter::kLayer, "layer"}};
+const Names<Fragmenter> kFragmenters = {{Fragmenter::kBalanced, "balanced"},
+                                        {Fragmenter::kLayer, "layer"},
+                                        {Fragmenter::kStrided, "strided"},
+                                        {Fragmenter::kTensor, "tensor"}};
 const Names<Grace> kGraces = {{Grace::kAdaptive, "adaptive"}, {Grace::kFixed, "fixed"}, {Grace::kNone, "none"}};
 const Names<Weights> kWeights = {
     {Weights::kTokensPerStep, "tokens_per_step"}, {Weights::kTokens, "tokens"}, {Weights::kEqual, "equal"}};
@@ -106,7 +109,7 @@ std::vector<Field> make_fields() {
              "Adoption steps in lockstep. staggered: spread over the first sync_every steps. streaming: the first "
              "fragment at sync_every, the others after it."),
       choice("fragmenter", &S::fragmenter, kFragmenters,
-             "balanced: fragments of equal size. layer: neighbouring layers together."),
+             "balanced: fragments of equal size. layer: neighbouring layers together. strided: layers dealt out in turn (Streaming DiLoCo). tensor: tensors dealt out in turn."),
       number("max_inflight", &S::max_inflight, "rounds", at_least(0),
              "Rounds open at a time. 0: as many as the measured round time asks for."),
       number("min_quorum", &S::min_quorum, "learners", at_least(1),

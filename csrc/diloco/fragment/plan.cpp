@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <queue>
+#include <string_view>
 #include <tuple>
 
 #include "diloco/base/errors.h"
@@ -86,13 +88,55 @@ Plan layer_plan(const Layout& layout, std::uint32_t runs) {
   return plan;
 }
 
+// "transformer.h.12.attn.weight" is of layer "transformer.h.12"; without a number a tensor is a layer by itself.
+std::string_view layer_of(std::string_view name) {
+  const auto digit = [](char c) { return c >= '0' && c <= '9'; };
+  for (std::size_t begin = 0; begin < name.size();) {
+    const std::size_t end = std::min(name.find('.', begin), name.size());
+    const std::string_view part = name.substr(begin, end - begin);
+    if (!part.empty() && std::all_of(part.begin(), part.end(), digit)) return name.substr(0, end);
+    begin = end + 1;
+  }
+  return name;
+}
+
+Plan dealt_plan(const Layout& layout, std::uint32_t wanted, bool by_layer) {
+  const Order order =
+      sorted_tensors(layout, [](const TensorSpec& a, const TensorSpec& b) { return natural_less(a.name, b.name); });
+  std::vector<std::uint32_t> turns;  // of each tensor in `order`
+  std::map<std::string_view, std::uint32_t> layers;
+  for (const std::uint32_t tensor : order) {
+    const auto next = static_cast<std::uint32_t>(by_layer ? layers.size() : turns.size());
+    turns.push_back(by_layer ? layers.try_emplace(layer_of(layout.tensors[tensor].name), next).first->second : next);
+  }
+  const auto dealt = static_cast<std::uint32_t>(by_layer ? layers.size() : turns.size());
+  Plan plan;
+  plan.fragments.resize(std::min(wanted, dealt));
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    Fragment& fragment = plan.fragments[turns[i] % plan.size()];
+    fragment.tensors.push_back(order[i]);
+    fragment.numel += layout.tensors[order[i]].numel();
+  }
+  return plan;
+}
+
+Plan plan_of(const Layout& layout, Fragmenter fragmenter, std::uint32_t count) {
+  switch (fragmenter) {
+    case Fragmenter::kLayer: return layer_plan(layout, count);
+    case Fragmenter::kStrided: return dealt_plan(layout, count, true);
+    case Fragmenter::kTensor: return dealt_plan(layout, count, false);
+    case Fragmenter::kBalanced: break;
+  }
+  return balanced_plan(layout, count);
+}
+
 }  // namespace
 
 Plan make_plan(const Layout& layout, Fragmenter fragmenter, std::uint32_t num_fragments) {
   check_layout(layout);
   if (num_fragments == 0) throw ConfigError("num_fragments: expected at least 1, got 0");
   const auto count = static_cast<std::uint32_t>(std::min<std::size_t>(num_fragments, layout.tensors.size()));
-  Plan plan = fragmenter == Fragmenter::kLayer ? layer_plan(layout, count) : balanced_plan(layout, count);
+  Plan plan = plan_of(layout, fragmenter, count);
   for (Fragment& fragment : plan.fragments) {
     std::sort(fragment.tensors.begin(), fragment.tensors.end(), [&](std::uint32_t a, std::uint32_t b) {
       return layout.tensors[a].name < layout.tensors[b].name;

@@ -24,9 +24,12 @@ struct Plan {
 };
 
 // Deterministic for equal layouts whatever the order of registration. A tensor is never split. At most
-// min(num_fragments, number of tensors) fragments.
+// min(num_fragments, number of tensors) fragments; strided: of layers.
 //   balanced: longest first into the currently lightest bin (LPT; paper App. D; peak <= 4/3 - 1/(3P) of the best).
 //   layer: consecutive tensors in natural name order ("h.2" < "h.10"), cut into P runs of near equal size.
+//   strided: layers in natural order, dealt out in turn: layer i into fragment i mod P (Streaming DiLoCo, section 3.2). A
+//     layer is the tensors whose names agree up to and with the first number ("h.2."); other tensors are one each.
+//   tensor: tensors in natural order, dealt out in turn.
 Plan make_plan(const Layout& layout, Fragmenter fragmenter, std::uint32_t num_fragments);
 // Throws ConfigError unless every tensor of the layout is in exactly one fragment, and numel adds up.
 void check_plan(const Plan& plan, const Layout& layout);

@@ -61,8 +61,49 @@ TEST(LayerPlan, CutsNearTheIdealPlaces) {
   EXPECT_EQ(plan.fragments[2].numel, 3u);
 }
 
+Layout transformer(int layers) {
+  Layout layout = {{tensor("wte.weight", {9}), tensor("ln_f.weight", {1})}};
+  for (int i = layers - 1; i >= 0; --i) {
+    layout.tensors.push_back(tensor(fmt::format("h.{}.attn.weight", i), {4}));
+    layout.tensors.push_back(tensor(fmt::format("h.{}.mlp.0.weight", i), {8}));  // a number inside a layer
+  }
+  return layout;
+}
+
+std::vector<std::string> names(const Plan& plan, const Layout& layout, std::size_t fragment) {
+  std::vector<std::string> out;
+  for (const auto index : plan.fragments[fragment].tensors) out.push_back(layout.tensors[index].name);
+  return out;
+}
+
+TEST(StridedPlan, DealsLayersOutInTurn) {
+  const Layout layout = transformer(4);  // layers in natural order: h.0 h.1 h.2 h.3 ln_f wte
+  const Plan plan = make_plan(layout, Fragmenter::kStrided, 3);
+  ASSERT_EQ(plan.size(), 3u);
+  EXPECT_EQ(names(plan, layout, 0), (std::vector<std::string>{"h.0.attn.weight", "h.0.mlp.0.weight", "h.3.attn.weight",
+                                                              "h.3.mlp.0.weight"}));
+  EXPECT_EQ(names(plan, layout, 1), (std::vector<std::string>{"h.1.attn.weight", "h.1.mlp.0.weight", "ln_f.weight"}));
+  EXPECT_EQ(names(plan, layout, 2), (std::vector<std::string>{"h.2.attn.weight", "h.2.mlp.0.weight", "wte.weight"}));
+}
+
+TEST(StridedPlan, AtMostOneFragmentPerLayer) {
+  const Layout layout = transformer(11);
+  const Plan plan = make_plan(layout, Fragmenter::kStrided, 24);
+  EXPECT_EQ(plan.size(), 13u);
+  EXPECT_EQ(names(plan, layout, 10)[0], "h.10.attn.weight");  // natural order
+}
+
+TEST(TensorPlan, DealsTensorsOutInTurn) {
+  const Layout layout = transformer(2);
+  const Plan plan = make_plan(layout, Fragmenter::kTensor, 2);
+  EXPECT_EQ(names(plan, layout, 0), (std::vector<std::string>{"h.0.attn.weight", "h.1.attn.weight", "ln_f.weight"}));
+  EXPECT_EQ(names(plan, layout, 1), (std::vector<std::string>{"h.0.mlp.0.weight", "h.1.mlp.0.weight", "wte.weight"}));
+}
+
+constexpr Fragmenter kAll[] = {Fragmenter::kBalanced, Fragmenter::kLayer, Fragmenter::kStrided, Fragmenter::kTensor};
+
 TEST(Plan, AtMostOneFragmentPerTensorAndNoneEmpty) {
-  for (const Fragmenter fragmenter : {Fragmenter::kBalanced, Fragmenter::kLayer}) {
+  for (const Fragmenter fragmenter : kAll) {
     for (const Layout& layout : {of_sizes({5, 0, 0, 0}), of_sizes({0, 0, 0}), of_sizes({1}), of_sizes({0, 9, 0, 9, 0})}) {
       const Plan plan = make_plan(layout, fragmenter, 24);
       EXPECT_EQ(plan.size(), layout.tensors.size());
@@ -78,7 +119,7 @@ TEST(Plan, EmptyTensorsFillFragmentsThatWouldHaveNone) {
 
 TEST(Plan, OneFragmentHoldsAllSortedByName) {
   const Layout layout = {{tensor("b", {2}), tensor("a", {9}), tensor("c", {})}};
-  for (const Fragmenter fragmenter : {Fragmenter::kBalanced, Fragmenter::kLayer}) {
+  for (const Fragmenter fragmenter : kAll) {
     const Plan plan = make_plan(layout, fragmenter, 1);
     ASSERT_EQ(plan.size(), 1u);
     EXPECT_EQ(plan.fragments[0].tensors, (Tensors{1, 0, 2}));
@@ -89,7 +130,7 @@ TEST(Plan, OneFragmentHoldsAllSortedByName) {
 
 TEST(Plan, MoreThan2To31Elements) {
   const std::int64_t huge = (std::int64_t{1} << 31) + 8;
-  for (const Fragmenter fragmenter : {Fragmenter::kBalanced, Fragmenter::kLayer}) {
+  for (const Fragmenter fragmenter : kAll) {
     const Plan plan = make_plan(of_sizes({huge, huge, huge, 1 << 20}), fragmenter, 2);
     EXPECT_EQ(plan.fragments[0].numel + plan.fragments[1].numel, 3 * static_cast<std::uint64_t>(huge) + (1 << 20));
   }
