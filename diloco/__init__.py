@@ -5,6 +5,7 @@ Use in training code::
     opt = diloco.DiLoCoOptimizer(optimizer, model, syncer="127.0.0.1:29400")
 """
 
+from diloco import logs
 from diloco._native import __version__
 from diloco.learner import Learner, StepResult
 from diloco.optimizer import DiLoCoOptimizer
@@ -12,4 +13,4 @@ from diloco.parameters import shard_seed
 from diloco.status import status
 from diloco.syncer import Syncer
 
-__all__ = ["DiLoCoOptimizer", "Learner", "StepResult", "Syncer", "__version__", "shard_seed", "status"]
+__all__ = ["DiLoCoOptimizer", "Learner", "StepResult", "Syncer", "__version__", "logs", "shard_seed", "status"]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from diloco import _exit, config
 from diloco._errors import logger
+from diloco._late_load import warn_of_late_loads
 from diloco._native import _C
 from diloco.parameters import Named, Parameter, collect, notice_buffers, repeatable
 
@@ -74,6 +75,7 @@ class Learner:
             join_timeout_s=join_timeout_s,
             settings=settings,
         )
+        warn_of_late_loads(named_parameters, self)
 
     @classmethod
     def _of(cls, parameters: list[Parameter], **options: Any) -> Learner:
@@ -93,6 +95,8 @@ class Learner:
         join_timeout_s: float,
         settings: dict[str, config.SettingValue],
     ) -> None:
+        if syncer is not None and not isinstance(syncer, str):
+            raise TypeError(f'syncer: expected text like "127.0.0.1:29400", got {syncer!r}')
         texts = config.environment_settings() | config.setting_texts(settings, "a learner", _ARGUMENTS)
         from_environment = texts.pop("run_id", "")
         staging_bytes = int(texts.pop("staging_bytes", "0"))
@@ -192,9 +196,12 @@ class Learner:
 
     def close(self, flush_s: float = 5.0) -> None:
         """Waits at most `flush_s` until what was sent has arrived, says goodbye, ends the thread. Idempotent."""
-        self.closed = True
+        first, self.closed = not self.closed, True
         self._c.close(float(flush_s))
         self._write_log()
+        if first and os.getpid() == self._pid:
+            tail = self._c.stats()["tokens_outstanding"]
+            logger.info("[%s] closed; the last %d tokens (summed over fragments) are not merged", self.learner_id, tail)
 
     def __enter__(self) -> Learner:
         return self

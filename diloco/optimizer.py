@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from diloco import config
 from diloco._errors import logger, name_list
 from diloco._inner_state import is_initialising_call, reset_inner_state
+from diloco._late_load import warn_of_late_loads
 from diloco.learner import Learner, _token_count
 from diloco.parameters import Named, notice_buffers, of_optimizer, repeatable
 
@@ -56,6 +57,8 @@ class DiLoCoOptimizer(Optimizer):
         **settings: config.SettingValue,
     ) -> None:
         _check_inner(optimizer)
+        if tokens is not None and not callable(tokens):
+            raise TypeError(f"tokens: expected a function that returns a step's number of tokens, got {tokens!r}")
         model = repeatable(model)
         parameters = of_optimizer(model, optimizer)
         notice_buffers(model)
@@ -71,6 +74,7 @@ class DiLoCoOptimizer(Optimizer):
             join_timeout_s=join_timeout_s,
             settings=settings,
         )
+        warn_of_late_loads(model, self._learner)
         self._names = {id(parameter.tensor): parameter.name for parameter in parameters}
         _wrapped[optimizer] = weakref.ref(self)
 

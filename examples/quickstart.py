@@ -4,12 +4,13 @@ The learners never wait for each other. Each has its own data; what they agree o
 """
 
 import multiprocessing
+from multiprocessing.synchronize import Barrier
 
 import torch
 
 import diloco
 
-STEPS, BATCH = 400, 64
+STEPS, BATCH = 4000, 64
 
 
 def make_model() -> torch.nn.Module:
@@ -20,19 +21,20 @@ def loss_of(model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.mse_loss(model(inputs), torch.sin(inputs[:, :4]).sum(dim=1, keepdim=True))
 
 
-def learner(name: str, syncer: str) -> None:
+def learner(name: str, syncer: str, both_ready: Barrier) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(diloco.shard_seed(name))  # other data and other dropout than the other learners
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     with diloco.DiLoCoOptimizer(optimizer, model, syncer=syncer, learner_id=name) as opt:
+        both_ready.wait()  # only so that this example shows both at work; learners need not start together
         for step in range(STEPS):
             loss = loss_of(model, torch.randn(BATCH, 16))
             opt.zero_grad()
             loss.backward()
             opt.add_tokens(BATCH)
             opt.step()
-            if step % 100 == 0:
+            if step % 1000 == 0:
                 print(f"{name}: step {step}, loss {loss.item():.3f}", flush=True)
         stats = opt.stats()
     print(f"{name}: {stats['contributions_merged']} contributions merged, {stats['blocked_s']:.3f} s inside diloco")
@@ -40,8 +42,9 @@ def learner(name: str, syncer: str) -> None:
 
 def main() -> None:
     processes = multiprocessing.get_context("spawn")
+    both_ready = processes.Barrier(2)
     with diloco.Syncer(sync_every=8) as syncer:
-        learners = [processes.Process(target=learner, args=(name, syncer.endpoint)) for name in ("a", "b")]
+        learners = [processes.Process(target=learner, args=(name, syncer.endpoint, both_ready)) for name in ("a", "b")]
         for process in learners:
             process.start()
         for process in learners:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -123,11 +121,3 @@ _add_unparsed("audit", _run_audit, "Recompute the token ledger of a run from its
 
 def main() -> None:
     app(prog_name="diloco")
-
-
-def native_syncer() -> None:
-    """Becomes the native program shipped inside the package."""
-    program = Path(__file__).parent.parent / "bin" / "diloco-syncer"
-    if not program.is_file():
-        sys.exit(f"diloco-syncer: {program} is missing; expected a build of diloco there, reinstall the package")
-    os.execv(program, ["diloco-syncer", *sys.argv[1:]])

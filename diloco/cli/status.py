@@ -76,7 +76,7 @@ def headlines(syncer: str, status: dict[str, Any]) -> list[str]:
         f"+ {ledger['in_flight']} in flight + {ledger['outstanding']} outstanding + discarded ({discarded})",
         f"times: step {units.duration(timings['step_s'])}, quorum {units.duration(timings['quorum_s'])}, "
         f"sync {units.duration(timings['sync_s'])}, round {units.duration(timings['round_s'])}; "
-        f"effective H {status['effective']['sync_every']}, tau {status['effective']['overlap_steps']}",
+        f"effective H {status['effective']['sync_every']:.4g}, tau {status['effective']['overlap_steps']:.3g}",
         f"bytes: {units.size(status['bytes']['in'])} in, {units.size(status['bytes']['out'])} out; "
         f"memory: {units.size(memory['payload_bytes'])} of {units.size(memory['payload_limit_bytes'])} for "
         f"contributions, {units.size(memory['rss_bytes'])} in all",

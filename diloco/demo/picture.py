@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 from diloco.demo.record import Life, LossPoint, Record
@@ -17,6 +18,17 @@ def available() -> bool:
     except ImportError:
         return False
     return True
+
+
+def why_unknown(path: str) -> str:
+    """Why no picture can be written under this name, or ""."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    kinds = FigureCanvasBase.get_supported_filetypes()
+    ending = Path(path).suffix.removeprefix(".").lower()
+    if not ending or ending in kinds:
+        return ""
+    return f"'.{ending}' is no kind of picture; use one of {', '.join(sorted(kinds))}"
 
 
 def draw(record: Record, path: str) -> None:

@@ -50,6 +50,8 @@ def problem_with(options: DemoOptions) -> str:
         return f"--margin-seeds {options.margin_seeds}: a spread needs at least 2 seeds"
     if options.picture and not picture.available():
         return "--picture needs matplotlib, which is not installed; install it or leave --picture out"
+    if options.picture and (reason := picture.why_unknown(options.picture)):
+        return f"--picture {options.picture}: {reason}"
     for name, path in (("--json", options.json), ("--picture", options.picture)):
         reason = why_unwritable(path) if path else ""
         if reason:

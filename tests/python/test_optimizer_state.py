@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch.optim import lr_scheduler
-from toys import QUICK, Pair, assert_same, small_model, train_step
+from toys import QUICK, Pair, assert_same, small_model, snapshot, train_step
 
 import diloco
 from diloco._inner_state import reset_inner_state
@@ -148,3 +148,19 @@ def test_reset_leaves_other_parameters_alone() -> None:
     assert not optimizer.state[model[0].weight]["exp_avg"].any()
     assert optimizer.state[model[0].weight]["step"] == 0
     assert torch.equal(optimizer.state[model[2].weight]["exp_avg"], before)
+
+
+def test_loading_the_model_after_wrapping_is_warned_of(nobody: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = small_model()
+    saved = snapshot(model)
+    with diloco.DiLoCoOptimizer(adamw(list(model.parameters())), model, syncer=nobody, tokens=lambda: 1):
+        caplog.clear()
+        twin = copy.deepcopy(model)
+        twin.load_state_dict(saved)  # a copy is nobody's learner
+        pickle.loads(pickle.dumps(model)).load_state_dict(saved)
+        assert not caplog.records
+        model.load_state_dict(saved)
+        assert "Load the model first, then wrap" in caplog.text
+    caplog.clear()
+    model.load_state_dict(saved)
+    assert "Load the model first" not in caplog.text

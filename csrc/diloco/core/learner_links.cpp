@@ -41,7 +41,7 @@ void LearnerCore::Impl::on_channel_up(Channel channel) {
     send(Channel::kBulk, MessageType::kLane, {}, 0, 0, lane_token);
     link = Link::kUp;
     failures = 0;
-    if (told_away) log(LogLevel::kInfo, fmt::format("the syncer at {} is back", options.endpoint_text));
+    if (told_away) log(LogLevel::kWarning, fmt::format("the syncer at {} is back", options.endpoint_text));
     if (ever_joined) ++reconnects;
     told_away = false;
     ever_joined = true;

@@ -204,7 +204,8 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
       return reject(peer, "layout", error.what());
     }
   } else if (const auto difference = first_difference(hello.layout, *layout); !difference.empty()) {
-    return reject(peer, "layout", difference + "; every learner of a run trains the same model");
+    return reject(peer, "layout", difference + "; every learner of a run trains the same model (for another "
+                                      "model start another syncer)");
   }
   // Another life of the syncer may have used our epoch: a learner we do not know that has seen one is the sign.
   const bool known = accounts.contains(header.incarnation);

@@ -1,0 +1,17 @@
+"""The command `diloco-syncer` of an installed package. A module of its own beside the package: importing that
+would import torch, which the native program neither needs nor uses."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    """Becomes the native program shipped inside the package."""
+    package = importlib.util.find_spec("diloco")
+    folder = Path(package.origin).parent if package is not None and package.origin else Path()
+    program = folder / "bin" / "diloco-syncer"
+    if not program.is_file():
+        sys.exit(f"diloco-syncer: {program} is missing; expected a build of diloco there, reinstall the package")
+    os.execv(program, ["diloco-syncer", *sys.argv[1:]])
