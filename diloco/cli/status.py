@@ -86,7 +86,20 @@ def headlines(syncer: str, status: dict[str, Any]) -> list[str]:
     return lines
 
 
-LEARNER_COLUMNS = ("id", "state", "step", "clock", "tokens", "tokens/s", "merged", "contact", "bad", "host", "pid")
+LEARNER_COLUMNS = (
+    "id",
+    "state",
+    "step",
+    "clock",
+    "tokens",
+    "tokens/s",
+    "merged",
+    "contact",
+    "bad",
+    "lives",
+    "host",
+    "pid",
+)
 
 
 def learner_rows(status: dict[str, Any]) -> list[list[str]]:
@@ -101,6 +114,7 @@ def learner_rows(status: dict[str, Any]) -> list[list[str]]:
             f"{100 * learner['merged_fraction']:.0f}%",
             f"{units.duration(learner['last_contact_s'])} ago",
             str(learner["bad_payloads"]),
+            str(learner["lives"]),
             learner["host"],
             str(learner["pid"]),
         ]

@@ -78,6 +78,7 @@ std::vector<SyncerAction> SyncerCore::Impl::handle(const SyncerEvent& event, Tim
   on_tick();
   for (const SessionId id : dead) sessions.erase(id);
   dead.clear();
+  settle_superseded();
   return std::exchange(actions, {});
 }
 

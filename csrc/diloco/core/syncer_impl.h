@@ -5,6 +5,7 @@
 //   syncer_uplink.cpp     PULL, transfers from learners, screening, the mailbox
 //   syncer_rounds.cpp     due clocks, opening, quorum and grace, merge
 //   syncer_publish.cpp    persist, publish, transfers to learners
+//   syncer_lives.cpp      lives of learners: what is kept of one that is over, and what comes back of it
 //   syncer_status.cpp     what `diloco status` shows
 #pragma once
 
@@ -33,24 +34,30 @@ struct Contribution {
   std::uint64_t bytes() const { return payload ? payload->size() : 0; }
 };
 
-// What is remembered of one life of a learner, beyond its connections.
-struct Account {
+// What one life (incarnation) of a learner leaves behind, beside merged_to: all that decides how it is treated if it
+// comes back after all, and its part of the ledger. Kept for every life, so it is small.
+struct Life {
   std::string learner;
-  Incarnation incarnation = 0;
-  std::string host;
-  std::uint64_t pid = 0;
-  std::vector<std::uint64_t> merged_to;  // per fragment: nothing before it is merged again
   std::vector<Version> merged_in;        // per fragment: version its last contribution went into
-  std::vector<std::optional<Contribution>> mailbox;  // per fragment: complete and screened
   std::uint64_t tokens = 0, steps = 0;
   Clock clock = 0;
   std::uint64_t merged_tokens = 0;       // summed over fragments
   std::map<std::string, std::uint64_t> discarded;  // as reported
   std::uint32_t bad_payloads = 0;
-  Clock bad_until = 0;                   // learner's clock when the last bad one was refused
   bool in_table = false;                 // merged_to came with a merged table: never forgotten
   bool tombstoned = false;
+  Clock bad_until = 0;                   // learner's clock when the last bad one was refused
   std::string tombstone;                 // why
+  bool left_a_trace() const { return merged_tokens > 0 || in_table || tombstoned || bad_payloads > 0; }
+};
+
+// A learner's newest life, and earlier ones as long as something of theirs is held.
+struct Account : Life {
+  Incarnation incarnation = 0;
+  std::string host;
+  std::uint64_t pid = 0;
+  std::vector<std::uint64_t> merged_to;  // per fragment: nothing before it is merged again
+  std::vector<std::optional<Contribution>> mailbox;  // per fragment: complete and screened
   TimePoint last_contact = 0.0;
   std::vector<Version> adopted;          // last known
 };
@@ -163,7 +170,6 @@ struct SyncerCore::Impl {
   void resolve_pending(SessionId probed, bool alive);
   void bump_epoch(std::uint64_t at_least);
   void set_layout(const Layout& layout);
-  bool room_for_newcomer();
   Session* session_of(PeerId peer);
   std::size_t live_sessions() const;
   bool stalled(const Session& session) const;
@@ -175,8 +181,17 @@ struct SyncerCore::Impl {
   void on_anchor(Session& session, const Begin& begin, BufferPtr bytes);
   void on_init_done(const InitDone& done);
   void maybe_recover(Session& session);
+
+  // syncer_lives.cpp
+  const Life* life_of(Incarnation incarnation) const;
+  Account& account_for(Incarnation incarnation, const Hello& hello);
+  bool holds_something(const Account& account) const;
+  void bury(Account& account, std::string why);
+  void settle_superseded();
   void settle(Incarnation incarnation, FragmentId fragment, std::uint64_t to);
+  std::size_t incarnations() const { return accounts.size() + settled.size(); }
   std::size_t incarnations_with(const MergedTable& table) const;
+  bool room_for_newcomer();
 
   // syncer_uplink.cpp
   void on_begin(Session& session, const Header& header, const Begin& begin);
@@ -242,9 +257,11 @@ struct SyncerCore::Impl {
   std::vector<FragmentSlot> slots;
   std::map<SessionId, Session> sessions;
   std::unordered_map<PeerId, SessionId> peer_session;
-  std::map<Incarnation, Account> accounts;  // of all that said HELLO
-  // Of those that only a merged table names: per fragment, merged_to. A row of it costs little, an account much.
+  std::map<Incarnation, Account> accounts;
+  std::set<Incarnation> superseded;         // accounts of lives with a successor, until nothing of theirs is held
+  // Of all other incarnations: per fragment, merged_to. Their number grows with every kill, so a row is small.
   std::map<Incarnation, std::vector<std::uint64_t>> settled;
+  std::map<Incarnation, Life> past;         // of those of them that said HELLO here; a merged table names the others
   std::map<PeerId, PendingHello> pending_hellos;
   std::map<std::uint64_t, Round> rounds;
   std::unordered_map<JobId, JobInfo> jobs;

@@ -91,34 +91,6 @@ void SyncerCore::Impl::on_anchor(Session& session, const Begin& begin, BufferPtr
   actions.push_back(RunInit{slot.init_job, std::move(job)});
 }
 
-void SyncerCore::Impl::settle(Incarnation incarnation, FragmentId p, std::uint64_t to) {
-  if (const auto it = accounts.find(incarnation); it != accounts.end()) {
-    it->second.in_table = true;
-    it->second.merged_to[p] = to;
-    return;
-  }
-  auto& merged_to = settled[incarnation];
-  merged_to.resize(plan.size(), 0);
-  merged_to[p] = to;
-}
-
-// Incarnations to remember once this table, and those of the anchors being decoded, are taken over.
-std::size_t SyncerCore::Impl::incarnations_with(const MergedTable& table) const {
-  std::vector<Incarnation> fresh;
-  const auto add = [&](const MergedTable& rows) {
-    for (const auto& [incarnation, to] : rows) {
-      if (!accounts.contains(incarnation) && !settled.contains(incarnation)) fresh.push_back(incarnation);
-    }
-  };
-  add(table);
-  for (const auto& slot : slots) {
-    if (slot.init_begin) add(slot.init_begin->merged);
-  }
-  std::sort(fresh.begin(), fresh.end());
-  const auto end = std::unique(fresh.begin(), fresh.end());
-  return accounts.size() + settled.size() + static_cast<std::size_t>(end - fresh.begin());
-}
-
 void SyncerCore::Impl::on_init_done(const InitDone& done) {
   const auto it = jobs.find(done.job);
   if (it == jobs.end()) return;
@@ -133,8 +105,7 @@ void SyncerCore::Impl::on_init_done(const InitDone& done) {
                                       slot.init_learner));
     if (const auto at = sessions.find(from); at != sessions.end() && at->second.control != 0) {
       Account& account = *at->second.account;
-      account.tombstoned = true;
-      account.tombstone = "its initial weights are not finite (NaN or Inf)";
+      bury(account, "its initial weights are not finite (NaN or Inf)");
       send(at->second.control, MessageType::kReject, &at->second, encode(Reject{"ejected", account.tombstone}));
       end_session(from, account.tombstone, true);
     }

@@ -84,7 +84,7 @@ void SyncerCore::Impl::open_rounds(std::optional<Clock> clock, Seconds step) {
 
 std::size_t SyncerCore::Impl::complete_in(FragmentId p) const {
   std::size_t complete = 0;
-  for (const auto& [incarnation, account] : accounts) complete += account.mailbox[p] && !account.tombstoned;
+  for (const auto& [incarnation, account] : accounts) complete += account.mailbox[p].has_value();
   return complete;
 }
 
@@ -131,7 +131,7 @@ void SyncerCore::Impl::close_round(Round& round, const std::string& reason) {
   round.closed_at = now;
   round.reason = reason;
   for (auto& [incarnation, account] : accounts) {
-    if (!account.mailbox[p] || account.tombstoned) continue;
+    if (!account.mailbox[p]) continue;
     round.members.push_back(std::move(*account.mailbox[p]));
     account.mailbox[p].reset();
   }
@@ -190,7 +190,7 @@ void SyncerCore::Impl::on_merge_done(const MergeDone& done) {
       Account& account = accounts.at(member.incarnation);
       account.merged_in[p] = {};
       auto& held = account.mailbox[p];
-      if (member.incarnation != worst.incarnation && !held) held = std::move(member);
+      if (member.incarnation != worst.incarnation && !held && !account.tombstoned) held = std::move(member);
     }
     round.members.clear();
     round.weights.clear();

@@ -72,12 +72,12 @@ void SyncerCore::Impl::on_hello(PeerId peer, const Header& header, Bytes payload
   }
   if (const auto text = settings_difference(hello->settings); !text.empty()) return reject(peer, "settings", text);
 
-  if (const auto it = accounts.find(header.incarnation); it != accounts.end()) {
-    if (it->second.learner != hello->learner_id) {
+  if (const Life* life = life_of(header.incarnation)) {
+    if (life->learner != hello->learner_id) {
       return reject(peer, "learner_id", fmt::format("incarnation {} belongs to learner '{}', not '{}'",
-                                                    hex(header.incarnation), it->second.learner, hello->learner_id));
+                                                    hex(header.incarnation), life->learner, hello->learner_id));
     }
-    if (it->second.tombstoned) return reject(peer, "superseded", it->second.tombstone);
+    if (life->tombstoned) return reject(peer, "superseded", life->tombstone);
   }
   if (session_of(peer)) {
     end_session(session_of(peer)->id, "said HELLO again", false);
@@ -119,9 +119,8 @@ void SyncerCore::Impl::resolve_pending(SessionId probed, bool alive) {
     }
     if (there) {
       Account& account = *it->second.account;
-      account.tombstoned = true;
-      account.tombstone = fmt::format("learner '{}' was silent and has been replaced by a newcomer (host {}, pid {})",
-                                      account.learner, pending.hello.host, pending.hello.pid);
+      bury(account, fmt::format("learner '{}' was silent and has been replaced by a newcomer (host {}, pid {})",
+                                account.learner, pending.hello.host, pending.hello.pid));
       send(it->second.control, MessageType::kReject, &it->second, encode(Reject{"superseded", account.tombstone}));
       end_session(probed, "superseded", true);
     }
@@ -172,28 +171,13 @@ void SyncerCore::Impl::bump_epoch(std::uint64_t at_least) {
   }
 }
 
-// Forgets incarnations that are gone without a trace in the weights, once there are too many.
-bool SyncerCore::Impl::room_for_newcomer() {
-  if (accounts.size() + settled.size() < kMaxIncarnations) return true;
-  std::set<Incarnation> needed;
-  for (const auto& [id, session] : sessions) needed.insert(session.account->incarnation);
-  for_each_held([&](const Contribution& held) { needed.insert(held.incarnation); });
-  std::erase_if(accounts, [&](const auto& entry) {
-    const Account& account = entry.second;
-    return account.merged_tokens == 0 && !account.in_table && !account.tombstoned && account.bad_payloads == 0 &&
-           !needed.contains(entry.first);
-  });
-  return accounts.size() + settled.size() < kMaxIncarnations;
-}
-
 void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hello) {
   if (live_sessions() >= settings.max_learners) {
     return reject(peer, "full", fmt::format("max_learners = {} learners are here already", settings.max_learners));
   }
   if (!accounts.contains(header.incarnation) && !settled.contains(header.incarnation) && !room_for_newcomer()) {
     return reject(peer, "full", fmt::format("this run has had {} incarnations of learners, at most {} are remembered; "
-                                            "start a new run from a checkpoint", accounts.size() + settled.size(),
-                                            kMaxIncarnations));
+                                            "start a new run from a checkpoint", incarnations(), kMaxIncarnations));
   }
   if (!layout) {
     try {
@@ -208,28 +192,12 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
                                       "model start another syncer)");
   }
   // Another life of the syncer may have used our epoch: a learner we do not know that has seen one is the sign.
-  const bool known = accounts.contains(header.incarnation);
+  const bool known = life_of(header.incarnation) != nullptr;
   if (epoch == 0 || hello.highest_epoch > epoch || (hello.highest_epoch == epoch && !known)) {
     bump_epoch(hello.highest_epoch + 1);
   }
 
-  Account& account = accounts[header.incarnation];
-  account.learner = hello.learner_id;
-  account.incarnation = header.incarnation;
-  account.host = hello.host;
-  account.pid = hello.pid;
-  account.last_contact = now;
-  account.tokens = std::max(account.tokens, hello.tokens);
-  account.steps = std::max(account.steps, hello.steps);
-  account.merged_to.resize(plan.size(), 0);
-  account.merged_in.resize(plan.size());
-  account.mailbox.resize(plan.size());
-  if (const auto it = settled.find(header.incarnation); it != settled.end()) {
-    account.in_table = true;
-    account.merged_to = std::move(it->second);
-    settled.erase(it);
-  }
-
+  Account& account = account_for(header.incarnation, hello);
   SessionId id = 0;
   while (id == 0 || sessions.contains(id)) id = options.random();
   Session& session = sessions[id];

@@ -18,6 +18,18 @@ nlohmann::json versions_json(const Versions& versions) {
   return out;
 }
 
+// A ledger over lives.
+struct Sums {
+  std::uint64_t lives = 0, processed = 0, merged = 0;
+  std::map<std::string, std::uint64_t> discarded;
+  void add(const Life& life, std::size_t fragments) {
+    ++lives;
+    processed += life.tokens * fragments;
+    merged += life.merged_tokens;
+    for (const auto& [reason, tokens] : life.discarded) discarded[reason] += tokens;
+  }
+};
+
 }  // namespace
 
 std::string SyncerCore::Impl::waiting_text() const {
@@ -54,17 +66,25 @@ std::string SyncerCore::Impl::status_json() const {
   for (const auto& [id, session] : sessions) {
     if (session.control != 0) live[session.account->incarnation] = &session;
   }
-  std::uint64_t processed = 0, merged = 0, in_flight = 0, discarded_total = 0;
-  std::map<std::string, std::uint64_t> discarded;
+  Sums all;
+  std::map<std::string, Sums> by_learner;
+  const auto count = [&](const Life& life) {
+    all.add(life, slots.size());
+    by_learner[life.learner].add(life, slots.size());
+  };
+  for (const auto& [incarnation, life] : past) count(life);
+  std::uint64_t in_flight = 0;
+  for (const auto& [incarnation, account] : accounts) {
+    count(account);
+    for (const auto& held : account.mailbox) in_flight += held ? held->begin.to - held->begin.from : 0;
+  }
   json learners = json::array();
   for (const auto& [incarnation, account] : accounts) {
+    if (superseded.contains(incarnation)) continue;
     const auto it = live.find(incarnation);
     const Session* session = it == live.end() ? nullptr : it->second;
-    const std::uint64_t all = account.tokens * slots.size();
-    processed += all;
-    merged += account.merged_tokens;
-    for (const auto& held : account.mailbox) in_flight += held ? held->begin.to - held->begin.from : 0;
-    for (const auto& [reason, tokens] : account.discarded) discarded[reason] += tokens, discarded_total += tokens;
+    const std::uint64_t tokens = account.tokens * slots.size();
+    const Sums& sums = by_learner.at(account.learner);
     learners.push_back(
         {{"id", account.learner}, {"incarnation", hex(incarnation)}, {"host", account.host}, {"pid", account.pid},
          {"state", session ? (stalled(*session) ? "stalled" : "live") : "gone"},
@@ -72,8 +92,10 @@ std::string SyncerCore::Impl::status_json() const {
          {"tokens_per_s", session ? session->tokens_per_s.value_or(0.0) : 0.0},
          {"step_s", session ? session->step_s.value_or(0.0) : 0.0},
          {"last_contact_s", now - account.last_contact}, {"versions", versions_json(account.adopted)},
-         {"merged_fraction", all > 0 ? static_cast<double>(account.merged_tokens) / static_cast<double>(all) : 0.0},
-         {"bad_payloads", account.bad_payloads}});
+         {"merged_fraction",
+          tokens > 0 ? static_cast<double>(account.merged_tokens) / static_cast<double>(tokens) : 0.0},
+         {"bad_payloads", account.bad_payloads}, {"lives", sums.lives},
+         {"ledger", {{"processed", sums.processed}, {"merged", sums.merged}, {"discarded", sums.discarded}}}});
   }
   for (const auto& [number, round] : rounds) {
     for (const auto& member : round.members) in_flight += member.begin.to - member.begin.from;
@@ -111,9 +133,11 @@ std::string SyncerCore::Impl::status_json() const {
   out["waiting"] = waiting_text();
   // Learners report what they discarded with their heartbeats, so the last term lags by up to a heartbeat; the exact
   // account is `diloco audit`.
-  const std::uint64_t accounted = merged + in_flight + discarded_total;
-  out["ledger"] = {{"processed", processed}, {"merged", merged}, {"in_flight", in_flight}, {"discarded", discarded},
-                   {"outstanding", processed > accounted ? processed - accounted : 0}};
+  std::uint64_t accounted = all.merged + in_flight;
+  for (const auto& [reason, tokens] : all.discarded) accounted += tokens;
+  out["ledger"] = {{"processed", all.processed}, {"merged", all.merged}, {"in_flight", in_flight},
+                   {"discarded", all.discarded},
+                   {"outstanding", all.processed > accounted ? all.processed - accounted : 0}};
   out["rounds_merged"] = rounds_merged;
   out["memory"] = {{"payload_bytes", payload_bytes_held()}, {"payload_limit_bytes", options.payload_memory_bytes}};
   const Seconds step = xi_step();

@@ -183,9 +183,8 @@ void SyncerCore::Impl::refuse(const std::string& learner, Incarnation incarnatio
     Verdict verdict{begin.fragment, begin.from, begin.to, reason, readopt, text};
     send(session.control, MessageType::kVerdict, &session, encode(verdict), begin.fragment);
     if (account.bad_payloads >= settings.max_bad_payloads) {
-      account.tombstoned = true;
-      account.tombstone = fmt::format("learner '{}' sent {} contributions that were not finite (max_bad_payloads); "
-                                      "look at its loss, then start it again", learner, account.bad_payloads);
+      bury(account, fmt::format("learner '{}' sent {} contributions that were not finite (max_bad_payloads); "
+                                "look at its loss, then start it again", learner, account.bad_payloads));
       send(session.control, MessageType::kReject, &session, encode(Reject{"ejected", account.tombstone}));
       end_session(id, "ejected: too many bad contributions", true);
     }

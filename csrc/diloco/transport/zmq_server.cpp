@@ -1,8 +1,9 @@
-#include <netinet/in.h>
+#include <fcntl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <set>
 #include <unordered_map>
@@ -27,19 +28,18 @@ constexpr Seconds kLookEvery = 0.1;   // at how much has come without making a m
 constexpr std::uint64_t kFramingBytes = 1 << 16;  // greeting, ZMTP's headers and commands, libzmq's read buffer
 constexpr int kQueuedMessages = 16;  // of one peer: then TCP makes it wait. Nothing is dropped on this side of a ROUTER
 
-struct PeerAddress {
-  sockaddr_storage storage{};
-  socklen_t size = 0;
-  bool operator==(const PeerAddress& other) const {
-    return size == other.size && std::memcmp(&storage, &other.storage, size) == 0;
-  }
+// Tells sockets on one descriptor apart, also one whose peer has reset it.
+struct SocketId {
+  dev_t device = 0;
+  ino_t number = 0;  // 0: not open
+  bool open() const { return number != 0; }
+  bool operator==(const SocketId&) const = default;
 };
 
-PeerAddress address_of(int fd) {
-  PeerAddress address;
-  address.size = sizeof address.storage;
-  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&address.storage), &address.size) != 0) address.size = 0;
-  return address;
+SocketId socket_of(int fd) {
+  struct stat info {};
+  if (::fstat(fd, &info) != 0) return {};
+  return {info.st_dev, info.st_ino};
 }
 
 // A ROUTER's own routing ids are a zero byte and a counter: of two on one descriptor the higher is the newer.
@@ -50,20 +50,29 @@ std::optional<std::uint32_t> serial_of(const std::string& routing_id) {
   return serial;
 }
 
+// Of two routing ids on one descriptor. One that a peer has chosen itself, which no learner does, gives way.
 bool is_older(const std::string& a, const std::string& b) {
   const auto x = serial_of(a), y = serial_of(b);
-  return x && y && static_cast<std::int32_t>(*x - *y) < 0;
+  return !x || (y && static_cast<std::int32_t>(*x - *y) < 0);
 }
 
 // A TCP connection that libzmq has accepted, known by its descriptor until libzmq says it is closed.
 struct Connection {
-  PeerAddress address;
+  SocketId socket;
   TimePoint accepted_at = 0;
   std::string routing_id;  // of its peer, "" before the first frame
-  bool doubtful = false;   // the descriptor was another connection's a moment ago: a first frame may still be that one's
+  bool doubtful = false;   // that frame may still have been of the connection that had the descriptor before
   bool shut = false;
+  bool excess = false;     // accepted above max_peers
   std::optional<std::uint64_t> read;  // bytes libzmq had read when last looked at
   std::uint64_t read_before = 0;      // the same when last a message had come of them
+};
+
+// A connection that libzmq has reported the end of. It does so before it hands over the last frames and closes the
+// descriptor, so only once it is seen closed are those frames there to be read.
+struct Ended {
+  SocketId socket;
+  bool closed = false;
 };
 
 struct Peer {
@@ -80,7 +89,6 @@ struct Peer {
 
 struct Cut {
   int fd = -1;
-  PeerAddress address;
   std::shared_ptr<Outstanding> outstanding;
   TimePoint at = 0;  // at the latest; brought forward when everything is out
   bool settling = false;
@@ -118,6 +126,7 @@ class Server {
   void mark_ended(Peer& peer, const std::string& why);
   void report_gone(TimePoint now, bool drained, std::vector<TransportEvent>* events);
   void hang_up(const std::string& routing_id, Peer& peer);
+  void disown(const std::string& routing_id, Peer& peer, Connection& connection);
   std::uint64_t largest_message(bool announced) const;
   void look();
   void cut_endless(bool drained);
@@ -134,7 +143,8 @@ class Server {
 
   std::unordered_map<int, Connection> connections_;  // by descriptor
   std::set<int> silent_;                             // descriptors that have not sent a frame
-  std::set<int> just_closed_;  // descriptors closed since the frames were last read to their end
+  std::map<int, Ended> just_ended_;  // descriptors whose connection ended, until its last frame has been read
+  std::vector<int> crowded_;         // descriptors accepted above max_peers
   Peers peers_;                                      // by routing id
   std::unordered_map<PeerId, std::string> routing_ids_;  // of peers not ignored
   std::set<std::string> ended_;                      // routing ids of peers to report gone
@@ -195,23 +205,33 @@ void Server::drain_monitor() {
     if (event->event == ZMQ_EVENT_ACCEPTED) on_accepted(event->value);
     if (event->event == ZMQ_EVENT_DISCONNECTED) on_disconnected(event->value);
   }
+  // Only now: one whose end has not been reported by here was open when its socket was looked at.
+  for (const int fd : std::exchange(crowded_, {})) {
+    const auto found = connections_.find(fd);
+    if (found != connections_.end() && found->second.excess) shut(fd);
+  }
+  for (auto& [fd, ended] : just_ended_) {
+    const SocketId now = socket_of(fd);
+    ended.closed = ended.closed || !now.open() || now != ended.socket;
+  }
 }
 
 void Server::on_accepted(int fd) {
   if (connections_.contains(fd)) on_disconnected(fd);
   Connection connection;
-  connection.address = address_of(fd);
+  connection.socket = socket_of(fd);
   connection.accepted_at = monotonic_now();
-  connection.doubtful = just_closed_.contains(fd);
+  if (const auto before = just_ended_.find(fd); before != just_ended_.end()) before->second.closed = true;
+  connection.excess = connections_.size() >= limits_.max_peers;
+  if (connection.excess) crowded_.push_back(fd);
   connections_[fd] = std::move(connection);
   silent_.insert(fd);
-  if (connections_.size() > limits_.max_peers) shut(fd);
 }
 
 void Server::on_disconnected(int fd) {
   const auto found = connections_.find(fd);
   if (found == connections_.end()) return;
-  just_closed_.insert(fd);
+  just_ended_[fd] = {found->second.socket, false};
   silent_.erase(fd);
   std::erase_if(cuts_, [&](const Cut& cut) { return cut.fd == fd; });
   if (const auto peer = peers_.find(found->second.routing_id); peer != peers_.end()) {
@@ -240,6 +260,9 @@ void Server::on_message(const Received& received, std::vector<TransportEvent>* e
   }
   Peer& peer = found->second;
   peer.spoke = true;
+  if (const auto connection = connections_.find(peer.fd); connection != connections_.end()) {
+    connection->second.doubtful = connection->second.doubtful && just_ended_.contains(peer.fd);
+  }
   if (peer.ignored) return;
   std::string why;
   const auto header = open_received(received, limits_, &why);
@@ -266,7 +289,7 @@ Peer& Server::introduce(const std::string& routing_id, int fd) {
   bool open = connection != connections_.end();
   if (open && !connection->second.routing_id.empty()) {
     const std::string& other = connection->second.routing_id;
-    if (is_older(routing_id, other)) {
+    if (!connection->second.doubtful || is_older(routing_id, other)) {
       open = false;
     } else if (const auto stale = peers_.find(other); stale != peers_.end()) {
       mark_ended(stale->second, "connection closed by the peer");
@@ -276,6 +299,7 @@ Peer& Server::introduce(const std::string& routing_id, int fd) {
   if (open) {
     peer.fd = fd;
     connection->second.routing_id = routing_id;
+    connection->second.doubtful = just_ended_.contains(fd);
     silent_.erase(fd);
   } else {
     mark_ended(peer, "connection closed by the peer");
@@ -296,10 +320,7 @@ void Server::mark_ended(Peer& peer, const std::string& why) {
 // libzmq hands over a connection's frames before it reports the end of it, so once nothing more can be read after the
 // report, the peer's last frame has been seen.
 void Server::report_gone(TimePoint now, bool drained, std::vector<TransportEvent>* events) {
-  if (drained) {
-    just_closed_.clear();
-    for (const int fd : silent_) connections_[fd].doubtful = false;
-  }
+  if (drained) std::erase_if(just_ended_, [](const auto& entry) { return entry.second.closed; });
   for (auto it = ended_.begin(); it != ended_.end();) {
     const auto peer = peers_.find(*it);
     if (!drained && now < peer->second.ended_at + kGoneLimit) {
@@ -321,15 +342,16 @@ void Server::hang_up(const std::string& routing_id, Peer& peer) {
   routing_ids_.erase(peer.id);
   const auto connection = connections_.find(peer.fd);
   if (connection == connections_.end()) return;
-  if (connection->second.doubtful) {
-    // Perhaps somebody else's frame. Leave the connection to prove itself.
-    connection->second.routing_id.clear();
-    silent_.insert(peer.fd);
-    mark_ended(peer, "");
-    ended_.insert(routing_id);
-  } else {
-    shut(peer.fd);
-  }
+  if (connection->second.doubtful) disown(routing_id, peer, connection->second);
+  else shut(peer.fd);
+}
+
+// Perhaps it was somebody else's frame. Leaves the connection to prove itself.
+void Server::disown(const std::string& routing_id, Peer& peer, Connection& connection) {
+  connection.routing_id.clear();
+  silent_.insert(peer.fd);
+  mark_ended(peer, "");
+  ended_.insert(routing_id);
 }
 
 // The most one message of a peer may have. HELLO is the first of its connection.
@@ -345,7 +367,7 @@ std::uint64_t Server::largest_message(bool announced) const {
 void Server::look() {
   next_look_ = monotonic_now() + kLookEvery;
   for (auto& [fd, connection] : connections_) {
-    const bool same = !connection.shut && connection.address.size > 0 && address_of(fd) == connection.address;
+    const bool same = !connection.shut && connection.socket.open() && socket_of(fd) == connection.socket;
     connection.read = same ? tcp_bytes_read(fd) : std::nullopt;
   }
 }
@@ -412,7 +434,8 @@ void Server::cut(PeerId peer_id) {
   Peer& peer = peers_.at(routing_id->second);
   peer.ignored = true;
   if (const auto connection = connections_.find(peer.fd); connection != connections_.end()) {
-    cuts_.push_back({peer.fd, connection->second.address, peer.outstanding, monotonic_now() + kCutGrace, false});
+    if (connection->second.doubtful) disown(routing_id->second, peer, connection->second);
+    else cuts_.push_back({peer.fd, peer.outstanding, monotonic_now() + kCutGrace, false});
   }
   routing_ids_.erase(routing_id);
 }
@@ -441,14 +464,17 @@ TimePoint Server::next_deadline() const {
   return connections_.empty() ? next : std::min(next, next_look_);
 }
 
-// A ROUTER cannot close one peer by a supported call. Shutting the descriptor down makes libzmq see the end of it; the
-// address check keeps a descriptor that has been closed and reused meanwhile out of it.
+// A ROUTER cannot close one peer by a supported call. Shutting the descriptor down makes libzmq see the end of it. A
+// descriptor that has been closed and reused meanwhile is left alone; a duplicate of it stays what it was when checked.
 void Server::shut(int fd) {
   std::erase_if(cuts_, [&](const Cut& cut) { return cut.fd == fd; });
   const auto found = connections_.find(fd);
   if (found == connections_.end() || found->second.shut) return;
   found->second.shut = true;
-  if (found->second.address.size > 0 && address_of(fd) == found->second.address) ::shutdown(fd, SHUT_RDWR);
+  const int own = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  const int same = own >= 0 ? own : fd;  // no descriptor to spare
+  if (found->second.socket.open() && socket_of(same) == found->second.socket) ::shutdown(same, SHUT_RDWR);
+  if (own >= 0) ::close(own);
 }
 
 void Server::close() {

@@ -2,6 +2,7 @@
 #include <random>
 
 #include "diloco/core/credit.h"
+#include "resident.h"
 #include "sim/clusters.h"
 
 namespace diloco::sim {
@@ -217,6 +218,37 @@ TEST_F(Hostile, NewIncarnationsWithoutEndLockNobodyOut) {
       i = kMaxIncarnations - 1000;
     }
   }
+}
+
+TEST_F(Hostile, AnIncarnationStaysItsLearnersAfterALaterLife) {
+  make();
+  ASSERT_NE(join(10, 1, 0, "owner"), 0u);
+  handle(PeerGoneEvent{10, "gone"});
+  ASSERT_NE(join(20, 2, 0, "owner"), 0u);
+  EXPECT_EQ(join(30, 1, 0, "thief"), 0u);
+  const OutFrame* reject = last(30, MessageType::kReject);
+  ASSERT_NE(reject, nullptr);
+  EXPECT_NE(reject->body.find("belongs to learner 'owner'"), std::string::npos) << reject->body;
+}
+
+// What a life costs once the next one is there. The incarnations themselves are bounded (kMaxIncarnations).
+TEST_F(Hostile, ALifeThatIsOverCostsLittle) {
+  make();
+  std::uint64_t before = 0;
+  std::size_t size = 0;
+  constexpr Incarnation kWarm = 2000, kLives = 12000;
+  for (Incarnation i = 1; i <= kLives; ++i) {
+    ASSERT_NE(join(10, i, 0, "restless"), 0u) << i;
+    handle(PeerGoneEvent{10, "gone"});
+    sent.clear();
+    cuts.clear();
+    if (i != kWarm) continue;
+    before = resident_bytes();
+    size = core->status_json(now).size();
+  }
+  EXPECT_LT(core->status_json(now).size(), size + 100);
+  const std::uint64_t each = (resident_bytes() - before) / (kLives - kWarm);
+  EXPECT_TRUE(!kResidentTells || each < 600) << each;
 }
 
 }  // namespace

@@ -75,6 +75,10 @@ class RawTcp {
       return n == 0 || errno != EAGAIN;
     }
   }
+  void wait_closed() {
+    pollfd wait{fd_, POLLIN, 0};
+    while (!closed()) ::poll(&wait, 1, 10000);
+  }
   // Greets as a DEALER and waits for the answer: a frame sent earlier would be an error in itself.
   bool handshake(const std::string& ready = zmtp_ready()) {
     if (!send(zmtp_greeting() + ready)) return false;

@@ -1,6 +1,7 @@
 // Bytes that no peer of ours sends: they cost their sender the connection and nobody else anything.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <memory>
 #include <random>
@@ -216,6 +217,37 @@ TEST_F(ZmqRawDeadline, StrangerNamingItselfLikeAnotherPeerDoesNotReplaceIt) {
     first.close();
     ASSERT_TRUE(run_until({&server, &witness}, [&] { return server.gone.size() == static_cast<std::size_t>(i) + 1; }));
   }
+}
+
+// Its message is read when the next connection has the descriptor already, and libzmq names the descriptor only.
+TEST_F(ZmqRaw, WhatAClosedConnectionSaidIsNotHeldAgainstTheNextOneOnItsDescriptor) {
+  const std::string good = zmtp_frame(header_bytes(sealed(MessageType::kHeartbeat, "")));
+  const std::string endless = std::string("\x02\x7f", 2) + std::string(7, '\xff');  // more than a message may have
+  const std::string bad = zmtp_frame(std::string(kHeaderBytes, 'x'));
+  for (const bool valid : {true, false}) {
+    const int spare = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    RawTcp first(server.endpoint);
+    ASSERT_TRUE(first.handshake());
+    ASSERT_TRUE(first.send((valid ? good : bad) + endless));
+    first.wait_closed();  // by libzmq; the server has not been asked for anything
+    ::close(spare);       // for this end of the next: its server's end takes what the first left
+    RawTcp second(server.endpoint);
+    ASSERT_TRUE(second.handshake());
+    const auto malformed = server->counters().malformed;
+    const std::size_t frames = server.frames.size();
+    if (valid) {
+      ASSERT_TRUE(run_until({&server, &witness}, [&] { return server.frames.size() == frames + 1; }));
+      server->cut(server.frames.back().peer, "refused");
+    } else {
+      ASSERT_TRUE(run_until({&server, &witness}, [&] { return server->counters().malformed == malformed + 1; }));
+    }
+    const auto cut = [&] { return second.closed(); };
+    EXPECT_FALSE(run_until({&server, &witness}, cut, 1.5)) << valid;  // a cut waits at most 1 s for its last frame
+    const std::size_t heard = server.frames.size();
+    ASSERT_TRUE(second.send(good));
+    EXPECT_TRUE(run_until({&server, &witness}, [&] { return server.frames.size() == heard + 1; })) << valid;
+  }
+  ping();
 }
 
 TEST_F(ZmqRaw, ConnectAndCloseStorm) {
