@@ -5,8 +5,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 build=$1
 shift
-tools=$(mktemp -d)
-trap 'rm -rf "$tools"' EXIT
+tools=$PWD/$build-path  # kept: CMake remembers where it found its compiler
+mkdir -p "$tools"
 for file in /usr/bin/* /bin/*; do
   case $(basename "$file") in python* | pip* | pydoc* | 2to3*) ;; *) ln -sf "$file" "$tools/" ;; esac
 done

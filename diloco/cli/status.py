@@ -69,10 +69,11 @@ def render(syncer: str, status: dict[str, Any], console: Console) -> None:
 def headlines(syncer: str, status: dict[str, Any]) -> list[str]:
     ledger, timings, memory = status["ledger"], status["timings"], status["memory"]
     discarded = ", ".join(f"{reason} {tokens}" for reason, tokens in ledger["discarded"].items() if tokens) or "none"
+    since = ", merged by this life of the syncer" if status["epoch"] > 1 else ""
     lines = [
         f"syncer {syncer}: epoch {status['epoch']}, {status['mode']}, quorum {status['quorum']}, "
         f"up {units.duration(status['uptime_s'])}, {status['rounds_merged']} rounds merged",
-        f"tokens, summed over fragments: {ledger['processed']} processed = {ledger['merged']} merged "
+        f"tokens, summed over fragments{since}: {ledger['processed']} processed = {ledger['merged']} merged "
         f"+ {ledger['in_flight']} in flight + {ledger['outstanding']} outstanding + discarded ({discarded})",
         f"times: step {units.duration(timings['step_s'])}, quorum {units.duration(timings['quorum_s'])}, "
         f"sync {units.duration(timings['sync_s'])}, round {units.duration(timings['round_s'])}; "

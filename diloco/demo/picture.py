@@ -152,7 +152,7 @@ def timeline(axis: Any, record: Record) -> None:
     axis.set_ylim(len(names) + 0.55, -0.6)
     axis.set_xlim(0, max((r.t for r in record.rounds), default=1.0) * 1.01)
     axis.set_xlabel(
-        "seconds; height inside a line: the fragment; syncer: dark = merged from all learners, light = from fewer"
+        "seconds; height inside a line: the fragment; syncer: dark = merged from all learners, orange = from fewer"
     )
     axis.spines["left"].set_visible(False)
     axis.tick_params(axis="y", length=0)

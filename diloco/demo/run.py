@@ -137,6 +137,8 @@ def run_once(options: DemoOptions, folder: Path) -> int:
     print(report.screen(values))
     write(values, record, options)
     failed = [check for check in checks if not check.ok]
+    if not failed:
+        print("all checks hold; next: docs/quickstart.md makes your own script a learner")
     for check in failed:
         print(f"FAILED {check.name}: value {check.value}, limit {check.limit}", file=sys.stderr)
     return 1 if failed else 0
