@@ -144,6 +144,16 @@ def test_pre_hook_may_change_the_closure(nobody: str) -> None:
         assert pair.opt.step() == 42.0
 
 
+def test_scaler_and_closure_are_refused_as_by_torch(nobody: str) -> None:
+    pair = Pair(nobody, sgd)
+    scaler = torch.amp.GradScaler("cpu")
+    with pair.opt:
+        for optimizer in (pair.plain, pair.opt):
+            with pytest.raises(RuntimeError, match="Closure use is not currently supported if GradScaler is enabled"):
+                scaler.step(optimizer, closure=lambda: 0.0)
+        assert pair.opt.stats()["steps"] == 0
+
+
 @pytest.mark.parametrize("kind", ["sgd", "adamw", "fused"])
 def test_step_skipped_by_the_scaler_is_no_step(nobody: str, kind: str) -> None:
     pair = Pair(nobody, OPTIMIZERS[kind])
