@@ -348,7 +348,7 @@ sys.stdin.read()
 WAYS = {
     "native": None,
     "cli": [sys.executable, "-m", "diloco", "syncer"],
-    "script": [sys.executable, "-c", "import diloco_syncer_command; diloco_syncer_command.main()"],
+    "script": [sys.executable, "-c", "import diloco_commands; diloco_commands.diloco_syncer()"],
 }
 
 

@@ -1,5 +1,5 @@
-"""The command `diloco-syncer` of an installed package. A module of its own beside the package: importing that
-would import torch, which the native program neither needs nor uses."""
+"""The commands of an installed package. A module of its own beside the package: importing that imports torch, which
+takes seconds, and which the native syncer neither needs nor uses."""
 
 import importlib.util
 import os
@@ -7,7 +7,15 @@ import sys
 from pathlib import Path
 
 
-def main() -> None:
+def diloco() -> None:
+    try:
+        from diloco.cli import main
+    except KeyboardInterrupt:  # nothing has begun
+        sys.exit(130)
+    main()
+
+
+def diloco_syncer() -> None:
     """Becomes the native program shipped inside the package."""
     package = importlib.util.find_spec("diloco")
     folder = Path(package.origin).parent if package is not None and package.origin else Path()
