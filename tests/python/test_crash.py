@@ -123,7 +123,7 @@ def test_random_kills_under_load(run, sized, record_property):
     """Four learners at full speed, two of them die again and again: nobody else stops, and a dead one's payloads are
     not kept."""
     syncer = run.syncer(env=EXACT_MEMORY)
-    # Fragments of a quarter Mi elements. Merged one by one at such a pace, four learners at lr 0.1 can diverge together.
+    # Fragments of a quarter Mi elements. Merged one by one at such a pace, four learners at lr 0.1 can diverge.
     big = {"width": 512, "depth": 4, "batch": 8, "lr": 0.01, "step_time_s": 0}
     steady = [run.learner(syncer, name, seed=i, **big) for i, name in enumerate("ab")]
     victims = {name: run.learner(syncer, name, seed=ord(name), **big) for name in "xy"}
