@@ -8,9 +8,8 @@ build=${DILOCO_BUILD_DIR:-build/$($python -c 'import sys; print(sys.implementati
 
 cmake -S . -B "$build" -DDILOCO_BUILD_TESTS=ON >/dev/null && cmake --build "$build" --parallel "$(nproc)" || exit 1
 rm -f "$build/ctest.xml" "$build/pytest.xml"
-ctest --test-dir "$build" --no-tests=error --output-on-failure --parallel "$(nproc)" --output-junit "$PWD/$build/ctest.xml" |
-  grep -v -E '^ *Start +[0-9]+:|^ *[0-9]+/[0-9]+ Test .* Passed '
-cpp=${PIPESTATUS[0]}
+tools/ctest.sh "$build" --output-junit "$PWD/$build/ctest.xml"
+cpp=$?
 $python -m pytest -q --junitxml "$build/pytest.xml" "$@"
 py=$?
 $python tools/test_totals.py "C++=$build/ctest.xml" "Python=$build/pytest.xml" || exit 1

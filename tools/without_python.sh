@@ -19,5 +19,4 @@ if grep -i -E 'torch|python' "$build/CMakeCache.txt" | grep -v -E '^//|DILOCO_BU
   exit 1
 fi
 bare "$build/csrc/diloco/syncer/diloco-syncer" --version
-bare ctest --test-dir "$build" --no-tests=error --output-on-failure -j "$(nproc)" |
-  grep -v -E '^ *Start +[0-9]+:|^ *[0-9]+/[0-9]+ Test .* Passed '
+bare tools/ctest.sh "$build"

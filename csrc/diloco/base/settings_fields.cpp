@@ -109,7 +109,8 @@ std::vector<Field> make_fields() {
              "Adoption steps in lockstep. staggered: spread over the first sync_every steps. streaming: the first "
              "fragment at sync_every, the others after it."),
       choice("fragmenter", &S::fragmenter, kFragmenters,
-             "balanced: fragments of equal size. layer: neighbouring layers together. strided: layers dealt out in turn (Streaming DiLoCo). tensor: tensors dealt out in turn."),
+             "balanced: fragments of equal size. layer: neighbouring layers together. strided: layers dealt out in turn "
+             "(Streaming DiLoCo). tensor: tensors dealt out in turn."),
       number("max_inflight", &S::max_inflight, "rounds", at_least(0),
              "Rounds open at a time. 0: as many as the measured round time asks for."),
       number("min_quorum", &S::min_quorum, "learners", at_least(1),

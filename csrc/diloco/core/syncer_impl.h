@@ -185,7 +185,7 @@ struct SyncerCore::Impl {
   // syncer_lives.cpp
   const Life* life_of(Incarnation incarnation) const;
   Account& account_for(Incarnation incarnation, const Hello& hello);
-  bool holds_something(const Account& account) const;
+  std::set<Incarnation> incarnations_in_use() const;
   void bury(Account& account, std::string why);
   void settle_superseded();
   void settle(Incarnation incarnation, FragmentId fragment, std::uint64_t to);

@@ -40,21 +40,12 @@ Account& SyncerCore::Impl::account_for(Incarnation incarnation, const Hello& hel
   return account;
 }
 
-// A session, or a contribution in its mailbox, being screened, being merged.
-bool SyncerCore::Impl::holds_something(const Account& account) const {
-  bool holds = false;
-  const auto look = [&](const Contribution& one) { holds = holds || one.incarnation == account.incarnation; };
-  for (const auto& held : account.mailbox) {
-    if (held) look(*held);
-  }
-  for (const auto& [job, info] : jobs) {
-    if (info.contribution.payload) look(info.contribution);
-  }
-  for (const auto& [number, round] : rounds) {
-    for (const auto& member : round.members) look(member);
-  }
-  for (const auto& [id, session] : sessions) holds = holds || session.account == &account;
-  return holds;
+// Incarnations with a session, or with a contribution that is held.
+std::set<Incarnation> SyncerCore::Impl::incarnations_in_use() const {
+  std::set<Incarnation> used;
+  for (const auto& [id, session] : sessions) used.insert(session.account->incarnation);
+  for_each_held([&](const Contribution& held) { used.insert(held.incarnation); });
+  return used;
 }
 
 // A life that may not come back. What is held of it will never be merged.
@@ -66,10 +57,12 @@ void SyncerCore::Impl::bury(Account& account, std::string why) {
 
 // Lives with a successor shrink to what must be remembered, once nothing of theirs is held.
 void SyncerCore::Impl::settle_superseded() {
+  if (superseded.empty()) return;
+  const std::set<Incarnation> used = incarnations_in_use();
   std::erase_if(superseded, [&](Incarnation incarnation) {
     const auto it = accounts.find(incarnation);
     if (it == accounts.end()) return true;
-    if (holds_something(it->second)) return false;
+    if (used.contains(incarnation)) return false;
     settled[incarnation] = std::move(it->second.merged_to);
     past[incarnation] = std::move(static_cast<Life&>(it->second));
     accounts.erase(it);
@@ -116,11 +109,9 @@ bool SyncerCore::Impl::room_for_newcomer() {
     settled.erase(entry.first);
     return true;
   });
-  std::set<Incarnation> needed;
-  for (const auto& [id, session] : sessions) needed.insert(session.account->incarnation);
-  for_each_held([&](const Contribution& held) { needed.insert(held.incarnation); });
+  const std::set<Incarnation> used = incarnations_in_use();
   std::erase_if(accounts, [&](const auto& entry) {
-    return !entry.second.left_a_trace() && !needed.contains(entry.first);
+    return !entry.second.left_a_trace() && !used.contains(entry.first);
   });
   return incarnations() < kMaxIncarnations;
 }

@@ -27,6 +27,10 @@ Order sorted_tensors(const Layout& layout, Less less) {
   return order;
 }
 
+Order natural_order(const Layout& layout) {
+  return sorted_tensors(layout, [](const TensorSpec& a, const TensorSpec& b) { return natural_less(a.name, b.name); });
+}
+
 // A bin in the queue of LPT, lightest first. Among bins of weight 0 one that holds nothing comes first: empty tensors
 // have weight 0 too, and no fragment shall be without a tensor.
 using Bin = std::tuple<std::uint64_t, bool, std::uint32_t>;  // numel, holds a tensor, index
@@ -68,8 +72,7 @@ std::size_t cut_position(const std::vector<std::uint64_t>& prefix, std::uint32_t
 }
 
 Plan layer_plan(const Layout& layout, std::uint32_t runs) {
-  const Order order =
-      sorted_tensors(layout, [](const TensorSpec& a, const TensorSpec& b) { return natural_less(a.name, b.name); });
+  const Order order = natural_order(layout);
   std::vector<std::uint64_t> prefix{0};
   for (const std::uint32_t tensor : order) prefix.push_back(prefix.back() + layout.tensors[tensor].numel());
   Plan plan;
@@ -100,22 +103,19 @@ std::string_view layer_of(std::string_view name) {
   return name;
 }
 
-Plan dealt_plan(const Layout& layout, std::uint32_t wanted, bool by_layer) {
-  const Order order =
-      sorted_tensors(layout, [](const TensorSpec& a, const TensorSpec& b) { return natural_less(a.name, b.name); });
-  std::vector<std::uint32_t> turns;  // of each tensor in `order`
-  std::map<std::string_view, std::uint32_t> layers;
-  for (const std::uint32_t tensor : order) {
-    const auto next = static_cast<std::uint32_t>(by_layer ? layers.size() : turns.size());
-    turns.push_back(by_layer ? layers.try_emplace(layer_of(layout.tensors[tensor].name), next).first->second : next);
-  }
-  const auto dealt = static_cast<std::uint32_t>(by_layer ? layers.size() : turns.size());
+std::string_view tensor_itself(std::string_view name) { return name; }
+
+// Hands out what `group_of` makes of the names, in turn: tensors of one group go into one fragment.
+Plan dealt_plan(const Layout& layout, std::uint32_t wanted, std::string_view (*group_of)(std::string_view)) {
+  const Order order = natural_order(layout);
+  std::map<std::string_view, std::size_t> turns;
+  for (const std::uint32_t tensor : order) turns.try_emplace(group_of(layout.tensors[tensor].name), turns.size());
   Plan plan;
-  plan.fragments.resize(std::min(wanted, dealt));
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    Fragment& fragment = plan.fragments[turns[i] % plan.size()];
-    fragment.tensors.push_back(order[i]);
-    fragment.numel += layout.tensors[order[i]].numel();
+  plan.fragments.resize(std::min<std::size_t>(wanted, turns.size()));
+  for (const std::uint32_t tensor : order) {
+    Fragment& fragment = plan.fragments[turns.at(group_of(layout.tensors[tensor].name)) % plan.size()];
+    fragment.tensors.push_back(tensor);
+    fragment.numel += layout.tensors[tensor].numel();
   }
   return plan;
 }
@@ -123,8 +123,8 @@ Plan dealt_plan(const Layout& layout, std::uint32_t wanted, bool by_layer) {
 Plan plan_of(const Layout& layout, Fragmenter fragmenter, std::uint32_t count) {
   switch (fragmenter) {
     case Fragmenter::kLayer: return layer_plan(layout, count);
-    case Fragmenter::kStrided: return dealt_plan(layout, count, true);
-    case Fragmenter::kTensor: return dealt_plan(layout, count, false);
+    case Fragmenter::kStrided: return dealt_plan(layout, count, layer_of);
+    case Fragmenter::kTensor: return dealt_plan(layout, count, tensor_itself);
     case Fragmenter::kBalanced: break;
   }
   return balanced_plan(layout, count);
