@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -162,3 +163,14 @@ def test_soak_selects_exactly_the_sized_tests(tmp_path: Path) -> None:
     env = {**os.environ, "DILOCO_SOAK": "1", "PYTHONPATH": paths}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100)
     assert "1 passed, 1 deselected" in done.stdout, done.stdout
+
+
+def test_setup_without_root_prints_the_line_to_run_and_stops(tmp_path: Path) -> None:
+    for name, text in {"dpkg-query": "exit 1", "id": "echo 1000"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run([ROOT / "tools" / "setup.sh"], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert re.search(r"^  apt-get update && apt-get install -y g\+\+ cmake .*libzmq3-dev", done.stderr, re.MULTILINE)
+    assert done.stdout == ""  # nothing was begun
