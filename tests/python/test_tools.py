@@ -174,3 +174,41 @@ def test_setup_without_root_prints_the_line_to_run_and_stops(tmp_path: Path) -> 
     assert done.returncode == 1
     assert re.search(r"^  apt-get update && apt-get install -y g\+\+ cmake .*libzmq3-dev", done.stderr, re.MULTILINE)
     assert done.stdout == ""  # nothing was begun
+
+
+def test_setup_is_quick_when_nothing_changed() -> None:
+    for _ in range(2):  # the first only makes sure that nothing has changed
+        done = subprocess.run([ROOT / "tools" / "setup.sh"], capture_output=True, text=True, timeout=110, check=True)
+    assert "setup: ready" in done.stdout
+    assert "installing" not in done.stdout and "downloading" not in done.stdout
+
+
+def test_setup_tells_the_size_before_it_downloads_torch(tmp_path: Path) -> None:
+    """With an interpreter that has no torch, and whose pip says what it is asked for and fails."""
+    for folder in ("tools", ".venv/bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "tools" / "setup.sh").write_text((ROOT / "tools" / "setup.sh").read_text())
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.write_text('#!/bin/sh\n[ "$1" = -m ] || exit 0\necho "$@"\nexit 1\n')
+    python.chmod(0o755)
+    command = ["bash", tmp_path / "tools" / "setup.sh"]
+    done = subprocess.run(command, env=os.environ | {"PYTHON": str(python)}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    size, small, warning, large = (line for line in done.stdout.splitlines() if "torch" in line or "several GB" in line)
+    assert "about 200 MB" in size and small.endswith("install -q torch==2.13.0+cpu")
+    assert "several GB" in warning and large.endswith("install -q torch==2.13.0")
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("DILOCO_USE_CUDA=ON", "there are no CUDA kernels yet"),
+        ("DILOCO_BUILD_FUZZERS=ON", "needs clang with libFuzzer"),
+        ("DILOCO_SANITIZE=memory", "must be address or thread"),
+    ],
+)
+def test_an_option_that_cannot_be_served_stops_the_configure_step(option: str, words: str, tmp_path: Path) -> None:
+    command = ["cmake", "-S", ROOT, "-B", tmp_path, "-DDILOCO_BUILD_PYTHON=OFF", "-DCMAKE_CXX_COMPILER=g++"]
+    done = subprocess.run([*command, f"-D{option}"], capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert words in " ".join(done.stderr.split())
