@@ -32,7 +32,7 @@ struct Node {
   std::unique_ptr<LearnerCore> core;
   Incarnation incarnation = 0;
   std::uint64_t life = 0;
-  std::vector<std::vector<float>> local, anchor;  // by tensor of the layout
+  Tensors local, anchor;
   std::map<Channel, PeerId> peers;
   bool frozen = false, cut_off = false, poisoned = false;
   bool holding = false;
@@ -196,6 +196,7 @@ struct Cluster::Impl {
       for (auto& value : values) value = static_cast<float>(static_cast<double>(random() % 1000) / 1000.0 - 0.5);
       node.local.push_back(values);
     }
+    if (options.training.begin) options.training.begin(i, node.local);
     node.anchor = node.local;
     LearnerCoreOptions core;
     core.learner_id = node.spec.id;
@@ -231,19 +232,32 @@ struct Cluster::Impl {
       node.held_frames.push_back([this, i, life] { step(i, life); });
       return;
     }
+    const std::uint64_t tokens = train(i);
+    ++node.steps;
+    accounts[node.incarnation].tokens += tokens;
+    feed_learner(i, Boundary{tokens});
+    feed_learner(i, StagesDone{});
+    finish_boundary(i);
+  }
+
+  std::uint64_t train(std::size_t i) {
+    Node& node = nodes[i];
+    std::uint64_t tokens = node.spec.tokens_per_step;
+    if (options.training.step) tokens = options.training.step(i, node.local);
+    else walk(node);
+    if (std::exchange(node.poisoned, false)) {
+      for (auto& tensor : node.local) std::fill(tensor.begin(), tensor.end(), std::numeric_limits<float>::quiet_NaN());
+    }
+    return tokens;
+  }
+
+  void walk(Node& node) {
     for (auto& tensor : node.local) {
       for (auto& value : tensor) {
         const double noise = static_cast<double>(random() % 1000) / 1000.0 - 0.5;
         value -= static_cast<float>(options.learning_rate * (value - node.spec.target + noise));
-        if (node.poisoned) value = std::numeric_limits<float>::quiet_NaN();
       }
     }
-    node.poisoned = false;
-    ++node.steps;
-    accounts[node.incarnation].tokens += node.spec.tokens_per_step;
-    feed_learner(i, Boundary{node.spec.tokens_per_step});
-    feed_learner(i, StagesDone{});
-    finish_boundary(i);
   }
 
   void finish_boundary(std::size_t i) {
@@ -507,6 +521,22 @@ LearnerCore* Cluster::learner(std::size_t i) { return impl_->nodes[i].core.get()
 const std::vector<MergeRecord>& Cluster::merges() const { return impl_->merges; }
 const std::vector<float>& Cluster::parameters(std::size_t i, std::size_t tensor) const {
   return impl_->nodes[i].local.at(tensor);
+}
+Tensors Cluster::global_parameters() const {
+  Tensors tensors(impl_->options.layout.tensors.size());
+  if (!impl_->syncer) return {};
+  const Plan& plan = impl_->syncer->plan();
+  for (FragmentId p = 0; p < plan.size(); ++p) {
+    const auto state = impl_->syncer->fragment(p);
+    if (!state) return {};
+    const float* values = state->theta->f32();
+    for (const auto tensor : plan.fragments[p].tensors) {
+      const auto numel = impl_->options.layout.tensors[tensor].numel();
+      tensors[tensor].assign(values, values + numel);
+      values += numel;
+    }
+  }
+  return plan.size() > 0 ? tensors : Tensors{};
 }
 std::uint64_t Cluster::steps(std::size_t i) const { return impl_->nodes[i].steps; }
 Seconds Cluster::longest_hold(std::size_t i) const { return impl_->nodes[i].longest_hold; }

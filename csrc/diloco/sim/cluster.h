@@ -26,6 +26,16 @@ struct LearnerSpec {
   double jitter = 0.0;  // step time varies by +- this share
 };
 
+using Tensors = std::vector<std::vector<float>>;  // by tensor of the layout
+
+// Learners of the caller's own, in place of arrays that walk towards a target. Both are called inside run_until().
+struct Training {
+  // A life begins: fill the parameters. Their addresses stay the same until the learner's next life.
+  std::function<void(std::size_t learner, Tensors& local)> begin;
+  // One inner step on the parameters, in place; returns its tokens.
+  std::function<std::uint64_t(std::size_t learner, Tensors& local)> step;
+};
+
 struct ClusterOptions {
   Settings settings;
   Layout layout;
@@ -36,6 +46,7 @@ struct ClusterOptions {
   std::uint64_t seed = 1;
   std::uint64_t payload_memory_bytes = 1ull << 30;
   double learning_rate = 0.05;
+  Training training;  // empty: arrays that walk towards LearnerSpec::target
 };
 
 struct MergeRecord {
@@ -77,6 +88,8 @@ class Cluster {
   LearnerCore* learner(std::size_t learner);        // null while dead
   const std::vector<MergeRecord>& merges() const;
   const std::vector<float>& parameters(std::size_t learner, std::size_t tensor) const;
+  // The syncer's weights, by tensor; empty until every fragment has some.
+  Tensors global_parameters() const;
   std::uint64_t steps(std::size_t learner) const;   // of the current life
   Seconds longest_hold(std::size_t learner) const;  // lockstep: longest wait at a boundary
   bool syncer_stopped() const;
