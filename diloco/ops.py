@@ -39,5 +39,5 @@ def _rda_merge(deltas: list[Tensor], weights: Tensor) -> Tensor:
 
 
 @torch.library.register_fake("diloco::outer_step")  # type: ignore[untyped-decorator]
-def _outer_step(gradient: Tensor, theta: Tensor, state: Tensor | None, kind: str, lr: float, momentum: float) -> None:
+def _outer_step(gradient: Tensor, theta: Tensor, state: Tensor | None, settings: str, step: int) -> None:
     return None

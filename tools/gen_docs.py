@@ -36,6 +36,14 @@ variable that is none, is an error that suggests the nearest one. Times end in `
 `_bytes`. What the settings do together is told in [concepts.md](concepts.md).
 """
 
+PRESETS_INTRO = """\
+## Presets: which settings make which paper
+
+All of them are one machine. `preset = NAME` (`diloco-syncer --preset streaming`, `diloco.Syncer(preset="streaming")`)
+gives the settings of its column to every setting that is not given itself, wherever it comes from; an empty cell is the
+default.
+"""
+
 CLI_INTRO = """\
 `diloco` is the Python command, `diloco-syncer` the native syncer without Python (also installed by the package).
 Exit statuses and messages: [operations.md](operations.md).
@@ -66,7 +74,21 @@ def settings_page() -> str:
     for info in _C.settings_table():
         default = code(info.default_value) if info.default_value else "none"
         lines.append(f"| `{info.name}` | {default} | {allowed(info)} | {info.help.replace('|', chr(92) + '|')} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *presets_section()]) + "\n"
+
+
+def presets_section() -> list[str]:
+    presets = _C.presets()
+    columns = {preset.name: dict(preset.values) for preset in presets}
+    lines = ["", PRESETS_INTRO, "| setting | " + " | ".join(f"`{name}`" for name in columns) + " |"]
+    lines.append("|---" * (len(columns) + 1) + "|")
+    for info in _C.settings_table():
+        cells = [code(values[info.name]) if info.name in values else "" for values in columns.values()]
+        if any(cells):
+            lines.append(f"| `{info.name}` | " + " | ".join(cells) + " |")
+    lines += ["", "Where the numbers come from:", ""]
+    lines += [f"* `{preset.name}`, {preset.source}. {preset.reason}" for preset in presets]
+    return lines
 
 
 def verb_rows(command: Any) -> list[str]:

@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings.h"
+#include "diloco/base/presets.h"
 #include "diloco/base/settings.h"
 
 namespace diloco::bindings {
@@ -43,6 +44,12 @@ void bind_settings(py::module_& m) {
       .def_readonly("choices", &SettingInfo::choices)
       .def_readonly("help", &SettingInfo::help)
       .def_readonly("range", &SettingInfo::range);
+  py::class_<PresetInfo>(m, "PresetInfo")
+      .def_readonly("name", &PresetInfo::name)
+      .def_readonly("source", &PresetInfo::source)
+      .def_readonly("reason", &PresetInfo::reason)
+      .def_readonly("values", &PresetInfo::values);
+  m.def("presets", [] { return presets(); });
   m.def("settings_table", [] { return settings_table(); });
   m.def("check_settings", &check_settings, py::arg("given"));
   m.def("settings_from_environment", &settings_from_environment, py::arg("environment"), py::arg("also_allowed"));

@@ -11,6 +11,7 @@ from torch.library import opcheck
 import diloco
 
 OPS = torch.ops.diloco
+NESTEROV = "outer_optimizer=nesterov outer_lr=0.7 outer_momentum=0.9"
 
 
 def table(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -34,8 +35,8 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "fragment_adopt_blend": (OPS.fragment_adopt, (table(*SHAPES), table(*SHAPES), table(*SHAPES), None, "blend", 0.25)),
     "mean_merge": (OPS.mean_merge, (table((3, 4), (3, 4)), torch.tensor([1.0, 3.0], dtype=torch.float64))),
     "rda_merge": (OPS.rda_merge, (table((3, 4), (3, 4)), torch.tensor([1.0, 3.0], dtype=torch.float64))),
-    "outer_step_sgd": (OPS.outer_step, (torch.ones(4), torch.zeros(4), None, "sgd", 0.5, 0.0)),
-    "outer_step_nesterov": (OPS.outer_step, (torch.ones(4), torch.zeros(4), torch.zeros(4), "nesterov", 0.7, 0.9)),
+    "outer_step_sgd": (OPS.outer_step, (torch.ones(4), torch.zeros(4), None, "outer_lr=0.5", 0)),
+    "outer_step_nesterov": (OPS.outer_step, (torch.ones(4), torch.zeros(4), torch.zeros(4), NESTEROV, 0)),
 }
 
 
@@ -89,17 +90,33 @@ def test_published_values(weights: list[float], mean: list[float], rda: list[flo
     torch.testing.assert_close(OPS.rda_merge(deltas, given), torch.tensor(rda))
 
 
-@pytest.mark.parametrize(("kind", "momentum"), [("sgd", 0.0), ("nesterov", 0.9)])
-def test_outer_step_is_torchs_sgd(kind: str, momentum: float) -> None:
-    theta, state = torch.ones(8), torch.zeros(8)
+@pytest.mark.parametrize(
+    ("settings", "floats", "inner"),
+    [
+        ("outer_lr=0.7", 0, lambda p: torch.optim.SGD(p, lr=0.7)),
+        (NESTEROV, 1, lambda p: torch.optim.SGD(p, lr=0.7, momentum=0.9, nesterov=True)),
+        (
+            "outer_optimizer=adam outer_lr=0.3 outer_momentum=0.9 outer_beta2=0.95 outer_epsilon=0.1",
+            2,
+            lambda p: torch.optim.Adam(p, lr=0.3, betas=(0.9, 0.95), eps=0.1),
+        ),
+        (
+            "outer_optimizer=adam outer_lr=0.3 outer_beta2=0.999 outer_epsilon=1e-8",
+            2,
+            lambda p: torch.optim.Adam(p, lr=0.3, betas=(0.0, 0.999), eps=1e-8),
+        ),
+    ],
+)
+def test_outer_step_is_torchs(settings: str, floats: int, inner: Any) -> None:
+    theta, state = torch.ones(8), torch.zeros(floats * 8) if floats else None
     parameter = torch.nn.Parameter(torch.ones(8))
-    optimizer = torch.optim.SGD([parameter], lr=0.7, momentum=momentum, nesterov=kind == "nesterov")
-    for step in range(5):
+    optimizer = inner([parameter])
+    for step in range(50):
         gradient = torch.randn(8, generator=torch.Generator().manual_seed(step))
-        OPS.outer_step(gradient, theta, state, kind, 0.7, momentum)
+        OPS.outer_step(gradient, theta, state, settings, step)
         parameter.grad = gradient.clone()
         optimizer.step()
-        torch.testing.assert_close(theta, parameter.detach(), rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(theta, parameter.detach(), rtol=2e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -110,9 +127,12 @@ def test_outer_step_is_torchs_sgd(kind: str, momentum: float) -> None:
         (lambda: OPS.rda_merge([torch.ones(2), torch.ones(3)], torch.ones(2, dtype=torch.float64)), "delta 1 to have"),
         (lambda: OPS.mean_merge([torch.ones(2)], torch.zeros(1, dtype=torch.float64)), "positive weight"),
         (lambda: OPS.mean_merge([torch.full((2,), torch.nan)], torch.ones(1, dtype=torch.float64)), "number 0 has inf"),
-        (lambda: OPS.outer_step(torch.ones(2), torch.ones(2), None, "adam", 1.0, 0.0), "sgd or nesterov, got 'adam'"),
-        (lambda: OPS.outer_step(torch.ones(2), torch.ones(2), None, "nesterov", 1.0, 0.9), "needs `state`"),
-        (lambda: OPS.outer_step(torch.ones(3), torch.ones(2), None, "sgd", 1.0, 0.0), "2 values in gradient, got 3"),
+        (lambda: OPS.outer_step(torch.ones(2), torch.ones(2), None, "outer_optimizer=adan", 0), "did you mean adam"),
+        (lambda: OPS.outer_step(torch.ones(2), torch.ones(2), None, NESTEROV, 0), "needs `state`"),
+        (lambda: OPS.outer_step(torch.ones(2), torch.ones(2), torch.ones(3), "outer_optimizer=adam", 0), "4 values"),
+        (lambda: OPS.outer_step(torch.ones(2), torch.ones(2), None, "sync_every=3", 0), "expected settings like"),
+        (lambda: OPS.outer_step(torch.ones(2), torch.ones(2), None, "", -1), "expected step >= 0"),
+        (lambda: OPS.outer_step(torch.ones(3), torch.ones(2), None, "", 0), "2 values in gradient, got 3"),
     ],
 )
 def test_refusals(call: Any, words: str) -> None:

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "diloco/base/errors.h"
+#include "diloco/base/presets.h"
 #include "diloco/base/settings_fields.h"
 
 namespace diloco {
@@ -23,12 +24,29 @@ const Field& field(const std::string& name) {
                                 near.empty() ? "docs/settings.md lists them all" : "did you mean " + near + "?"));
 }
 
+// Every setting that was not given: the preset's value, else the default.
+void apply_preset(Settings& settings, const std::string& name) {
+  for (const auto& f : fields()) {
+    if (f.info.name != "preset" && !settings.given.contains(f.info.name)) f.set(settings, f.info.default_value);
+  }
+  for (const auto& preset : presets()) {
+    if (preset.name != name) continue;
+    for (const auto& [setting, value] : preset.values) {
+      if (!settings.given.contains(setting)) field(setting).set(settings, value);
+    }
+  }
+}
+
 }  // namespace detail
 
 void Settings::set(const std::string& name, const std::string& value) {
   const auto& f = detail::field(name);
   const std::string allowed = f.set(*this, value);
-  if (allowed.empty()) return;
+  if (allowed.empty()) {
+    if (name == "preset") detail::apply_preset(*this, value);
+    else given.insert(name);
+    return;
+  }
   const std::string near = suggest(value, f.info.choices);
   throw ConfigError(fmt::format("{} must be {}, got \"{}\"{}", name, allowed, value,
                                 near.empty() ? "" : "; did you mean " + near + "?"));

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,17 +21,25 @@ enum class Fragmenter { kBalanced, kLayer, kStrided, kTensor };
 enum class Grace { kAdaptive, kFixed, kNone };
 enum class Weights { kTokensPerStep, kTokens, kEqual };
 enum class MergeKind { kRda, kMean };
-enum class OuterKind { kSgd, kNesterov };
+enum class OuterKind { kSgd, kNesterov, kAdam, kDelayedNesterov };
+enum class Anchor { kLearner, kSyncer };
+enum class Trigger { kDue, kArrival };
+enum class StepCounts { kFixed, kDylu };
+enum class Preset { kNone, kDecoupled, kStreaming, kDiloco, kAsync, kFinetune };
 enum class Adopt { kRebase, kOverwrite, kBlend };
 enum class WireDtype { kF32, kBf16, kParam };  // kParam: the parameter's own (downlink only)
 
 struct Settings {
+  Preset preset = Preset::kNone;  // defaults of the settings that set() was not called for; presets.h
+
   // Schedule.
   std::uint32_t sync_every = 24;     // H: inner steps between two syncs of one fragment
   std::uint32_t num_fragments = 24;  // P: at most the number of tensors is used
   std::uint32_t overlap_steps = 2;   // tau: steps a fragment may be under way
   Mode mode = Mode::kDecoupled;
   Offsets offsets = Offsets::kStaggered;  // lockstep only has a choice of adoption steps
+  Trigger trigger = Trigger::kDue;        // arrival: every learner by its own step count, answered alone (Async Local-SGD)
+  StepCounts step_counts = StepCounts::kFixed;  // dylu: with trigger = arrival, sync_every * own speed / the fastest's
   Fragmenter fragmenter = Fragmenter::kBalanced;
   std::uint32_t max_inflight = 0;  // open rounds at a time; 0 = from the measured round time
 
@@ -44,11 +53,17 @@ struct Settings {
   // Merge and outer step.
   Weights weights = Weights::kTokensPerStep;
   double staleness_discount = 0.0;  // lambda: weight / (1 + lambda * versions behind)
-  MergeKind merge = MergeKind::kRda;  // of matrices; 1-D tensors and embeddings are always averaged
-  std::string merge_mean_pattern = "embed|wte|wpe|lm_head";  // tensors whose name matches this regex are averaged
+  std::uint32_t max_staleness = 0;  // versions a contribution's base may be behind; 0: see staleness_limit()
+  Anchor anchor = Anchor::kLearner;
+  MergeKind merge = MergeKind::kRda;  // of matrices; 1-D tensors are averaged
+  std::string merge_overrides = "embed|wte|wpe|lm_head=mean";  // "regex=mean;regex=rda": first match of the name wins
   OuterKind outer_optimizer = OuterKind::kSgd;
   double outer_lr = 1.0;
-  double outer_momentum = 0.0;  // nesterov only
+  double outer_momentum = 0.0;  // nesterov, delayed_nesterov; adam: beta1
+  double outer_beta2 = 0.95;    // adam
+  double outer_epsilon = 0.1;   // adam
+  std::uint32_t outer_delay = 4;  // delayed_nesterov: outer steps between two updates of the momentum (N)
+  double outer_delay_c = 0.0;     // delayed_nesterov: share of the momentum applied in between, in [0, 1/N]
 
   // Adoption.
   Adopt adopt = Adopt::kRebase;
@@ -72,13 +87,19 @@ struct Settings {
 
   // Derived values used in more than one place.
   std::uint32_t carry_limit_steps() const { return max_carry_steps ? max_carry_steps : 4 * sync_every; }
+  // Versions behind beyond which a contribution is refused; 0 = none is. With anchor = syncer so many are kept.
+  std::uint32_t staleness_limit() const { return max_staleness == 0 && anchor == Anchor::kSyncer ? 8 : max_staleness; }
 
   // Sets one setting from text. Throws ConfigError (unknown name with a suggestion; bad value with what is allowed).
+  // "preset" gives every setting that set() was never called for the preset's value, else its default: the order of the
+  // calls does not matter. Members assigned directly count as never set.
   void set(const std::string& name, const std::string& value);
   std::string get(const std::string& name) const;
   std::map<std::string, std::string> to_map() const;  // every setting, canonical text
   // Checks ranges and combinations. Throws ConfigError naming the setting, the value and the allowed range.
   void validate() const;
+
+  std::set<std::string> given;  // names that set() was called for
 };
 
 struct SettingInfo {

@@ -27,7 +27,16 @@ const Names<Grace> kGraces = {{Grace::kAdaptive, "adaptive"}, {Grace::kFixed, "f
 const Names<Weights> kWeights = {
     {Weights::kTokensPerStep, "tokens_per_step"}, {Weights::kTokens, "tokens"}, {Weights::kEqual, "equal"}};
 const Names<MergeKind> kMerges = {{MergeKind::kRda, "rda"}, {MergeKind::kMean, "mean"}};
-const Names<OuterKind> kOuters = {{OuterKind::kSgd, "sgd"}, {OuterKind::kNesterov, "nesterov"}};
+const Names<OuterKind> kOuters = {{OuterKind::kSgd, "sgd"},
+                                  {OuterKind::kNesterov, "nesterov"},
+                                  {OuterKind::kAdam, "adam"},
+                                  {OuterKind::kDelayedNesterov, "delayed_nesterov"}};
+const Names<Anchor> kAnchors = {{Anchor::kLearner, "learner"}, {Anchor::kSyncer, "syncer"}};
+const Names<Trigger> kTriggers = {{Trigger::kDue, "due"}, {Trigger::kArrival, "arrival"}};
+const Names<StepCounts> kStepCounts = {{StepCounts::kFixed, "fixed"}, {StepCounts::kDylu, "dylu"}};
+const Names<Preset> kPresets = {{Preset::kNone, "none"},           {Preset::kDecoupled, "decoupled"},
+                                {Preset::kStreaming, "streaming"}, {Preset::kDiloco, "diloco"},
+                                {Preset::kAsync, "async"},         {Preset::kFinetune, "finetune"}};
 const Names<Adopt> kAdopts = {{Adopt::kRebase, "rebase"}, {Adopt::kOverwrite, "overwrite"}, {Adopt::kBlend, "blend"}};
 const Names<WireDtype> kUplink = {{WireDtype::kF32, "f32"}, {WireDtype::kBf16, "bf16"}};
 const Names<WireDtype> kDownlink = {{WireDtype::kF32, "f32"}, {WireDtype::kBf16, "bf16"}, {WireDtype::kParam, "param"}};
@@ -97,6 +106,8 @@ std::vector<Field> make_fields() {
   using S = Settings;
   constexpr double kMiB = 1 << 20;
   std::vector<Field> all = {
+      choice("preset", &S::preset, kPresets,
+             "Values of a paper for all settings that are not given: see the table of presets below."),
       number("sync_every", &S::sync_every, "steps", at_least(1), "Inner steps between two syncs of one fragment (H)."),
       number("num_fragments", &S::num_fragments, "", between(1, 65536),
              "Parts the model is synced in (P). At most as many as there are tensors are used."),
@@ -108,6 +119,12 @@ std::vector<Field> make_fields() {
       choice("offsets", &S::offsets, kOffsets,
              "Adoption steps in lockstep. staggered: spread over the first sync_every steps. streaming: the first "
              "fragment at sync_every, the others after it."),
+      choice("trigger", &S::trigger, kTriggers,
+             "due: the syncer's clock opens rounds that collect from all learners. arrival: each learner by its own step "
+             "count, merged alone and answered alone (Async Local-SGD); needs grace = none and min_quorum = 1."),
+      choice("step_counts", &S::step_counts, kStepCounts,
+             "With trigger = arrival. fixed: every learner makes sync_every steps between its syncs. dylu: sync_every times "
+             "its speed over the fastest's, rounded down."),
       choice("fragmenter", &S::fragmenter, kFragmenters,
              "balanced: fragments of equal size. layer: neighbouring layers together. strided: layers dealt out in turn "
              "(Streaming DiLoCo). tensor: tensors dealt out in turn."),
@@ -127,25 +144,41 @@ std::vector<Field> make_fields() {
              "Weight of a contribution. tokens_per_step: tokens squared over steps. tokens: its tokens. equal: one."),
       number("staleness_discount", &S::staleness_discount, "", between(0, 1e6),
              "Weights are divided by 1 + this * the versions a contribution is behind. 0: no discount."),
+      number("max_staleness", &S::max_staleness, "versions", at_least(0),
+             "Contributions further behind are refused. 0: none is; with anchor = syncer, which keeps so many versions of "
+             "every fragment in memory, 8."),
+      choice("anchor", &S::anchor, kAnchors,
+             "What a contribution is a change against. learner: the version the learner last adopted. syncer: the newest "
+             "version, as in Decoupled DiLoCo; the same for a learner that is up to date."),
       choice("merge", &S::merge, kMerges,
              "How matrices are merged. rda: directions and norms are averaged apart. mean: weighted mean. 1-D tensors "
-             "and those of merge_mean_pattern are always averaged."),
-      text("merge_mean_pattern", &S::merge_mean_pattern,
-           "Regular expression (ECMAScript); tensors whose name it matches anywhere are averaged. Empty: none."),
+             "are averaged."),
+      text("merge_overrides", &S::merge_overrides,
+           "Other rules for some tensors: REGEX=mean or REGEX=rda (ECMAScript), separated by semicolons. The first one that "
+           "matches the name anywhere holds, for 1-D tensors too."),
       choice("outer_optimizer", &S::outer_optimizer, kOuters, "Optimizer the syncer applies to the merged change."),
       number("outer_lr", &S::outer_lr, "", {.low = 0, .high = 1e3, .low_open = true}, "Learning rate of the outer optimizer."),
       number("outer_momentum", &S::outer_momentum, "", {.low = 0, .high = 1, .high_open = true},
-             "Momentum of outer_optimizer = nesterov, which needs one (0.9 in the DiLoCo papers); sgd has none."),
+             "Momentum of nesterov and delayed_nesterov, which need one (0.9 in the DiLoCo papers); beta1 of adam; sgd has "
+             "none."),
+      number("outer_beta2", &S::outer_beta2, "", {.low = 0, .high = 1, .low_open = true, .high_open = true},
+             "adam: decay of the squared change (DiLoCo tried 0.95 and 0.999)."),
+      number("outer_epsilon", &S::outer_epsilon, "", {.low = 0, .high = 1e3, .low_open = true},
+             "adam: added to the root of the squared change; DiLoCo needed 0.1."),
+      number("outer_delay", &S::outer_delay, "outer steps", between(1, 65536),
+             "delayed_nesterov: outer steps between two updates of the momentum (N); about the number of learners."),
+      number("outer_delay_c", &S::outer_delay_c, "", between(0, 1),
+             "delayed_nesterov: share of the momentum applied in the outer steps between; at most 1 / outer_delay."),
       choice("adopt", &S::adopt, kAdopts,
              "What a learner does with its work since it sent. rebase: keeps it on top of the new weights. overwrite: "
              "drops it. blend: keeps the share blend_alpha of its distance."),
-      number("blend_alpha", &S::blend_alpha, "", {.low = 0, .high = 1, .high_open = true},
-             "Weight of the local parameters with adopt = blend."),
+      number("blend_alpha", &S::blend_alpha, "", between(0, 1),
+             "Weight of the local parameters with adopt = blend. 1: new weights are never taken."),
       number("max_carry_steps", &S::max_carry_steps, "steps", at_least(0),
              "Unmerged work older than this is dropped. 0: 4 * sync_every."),
       choice("wire_dtype", &S::wire_dtype, kUplink, "Element type of contributions; 1-D tensors always travel as f32."),
       choice("downlink_dtype", &S::downlink_dtype, kDownlink,
-             "Element type of new weights. param: that of the parameter; 1-D tensors always travel as f32."),
+             "Element type of new weights. param: bf16 for parameters in bf16, f32 for all others."),
       number("chunk_bytes", &S::chunk_bytes, "bytes", between(64, 64 * kMiB), "Size of the pieces fragments are sent in."),
       number("credit_window_bytes", &S::credit_window_bytes, "bytes", at_least(64),
              "Bytes a receiver lets a sender have under way. Should cover bandwidth times round trip."),

@@ -1,9 +1,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <regex>
 
 #include "diloco/base/errors.h"
+#include "diloco/base/merge_rules.h"
 #include "diloco/base/settings_fields.h"
 
 namespace diloco {
@@ -35,6 +35,14 @@ void check_schedule(const Settings& s) {
   require(s.offsets == Offsets::kStaggered || s.mode == Mode::kLockstep,
           "offsets = streaming needs mode = lockstep; with mode = decoupled the syncer's clock says when fragments "
           "are due");
+  require(s.trigger == Trigger::kDue || s.mode == Mode::kDecoupled,
+          "trigger = arrival needs mode = decoupled; in lockstep all learners are merged together");
+  require(s.trigger == Trigger::kDue || s.min_quorum == 1,
+          "trigger = arrival needs min_quorum = 1, got {}; each learner is merged alone", s.min_quorum);
+  require(s.trigger == Trigger::kDue || s.grace == Grace::kNone,
+          "trigger = arrival needs grace = none; nobody is waited for when each learner is merged alone");
+  require(s.trigger == Trigger::kArrival || s.step_counts == StepCounts::kFixed,
+          "step_counts = dylu needs trigger = arrival; with trigger = due every learner joins every round");
   require(s.max_carry_steps == 0 || s.max_carry_steps >= s.sync_every,
           "max_carry_steps must be 0 or at least sync_every ({}), got {}", s.sync_every, s.max_carry_steps);
 }
@@ -52,20 +60,20 @@ void check_quorum(const Settings& s) {
           s.grace_cap_s);
 }
 
-void check_merge(const Settings& s) {
-  try {
-    const std::regex pattern(s.merge_mean_pattern);
-  } catch (const std::regex_error& error) {
-    throw ConfigError(fmt::format("merge_mean_pattern must be a regular expression, got \"{}\": {}",
-                                  s.merge_mean_pattern, error.what()));
-  }
-  require(s.outer_optimizer == OuterKind::kNesterov || s.outer_momentum == 0,
-          "outer_momentum is used only with outer_optimizer = nesterov, got {} with sgd; leave it out or set "
-          "outer_optimizer",
+void check_outer(const Settings& s) {
+  require(s.outer_optimizer != OuterKind::kSgd || s.outer_momentum == 0,
+          "outer_momentum is used only with outer_optimizer = nesterov, delayed_nesterov or adam, got {} with sgd; leave it "
+          "out or set outer_optimizer",
           s.outer_momentum);
-  require(s.outer_optimizer == OuterKind::kSgd || s.outer_momentum > 0,
-          "outer_optimizer = nesterov needs outer_momentum above 0, got {}; the DiLoCo papers use 0.9",
+  const bool nesterov = s.outer_optimizer == OuterKind::kNesterov || s.outer_optimizer == OuterKind::kDelayedNesterov;
+  require(!nesterov || s.outer_momentum > 0,
+          "outer_optimizer = {} needs outer_momentum above 0, got {}; the DiLoCo papers use 0.9", s.get("outer_optimizer"),
           s.outer_momentum);
+  require(s.outer_optimizer == OuterKind::kDelayedNesterov || s.outer_delay_c == 0,
+          "outer_delay_c is used only with outer_optimizer = delayed_nesterov, got {} with {}; leave it out",
+          s.outer_delay_c, s.get("outer_optimizer"));
+  require(s.outer_delay_c * s.outer_delay <= 1.0,
+          "outer_delay_c must be at most 1 / outer_delay ({}), got {}", 1.0 / s.outer_delay, s.outer_delay_c);
 }
 
 void check_wire(const Settings& s) {
@@ -86,7 +94,8 @@ void Settings::validate() const {
   check_ranges(*this);
   check_schedule(*this);
   check_quorum(*this);
-  check_merge(*this);
+  merge_rules(merge_overrides);
+  check_outer(*this);
   check_wire(*this);
 }
 

@@ -56,6 +56,7 @@ std::vector<SyncerAction> SyncerCore::Impl::handle(const SyncerEvent& event, Tim
   if (started < 0.0) {
     started = now;
     record(nlohmann::json{{"event", "start"}, {"epoch", epoch}, {"settings", settings.to_map()}});
+    say_gains();
   }
   std::visit(
       [this](const auto& e) {
@@ -175,8 +176,13 @@ void SyncerCore::Impl::on_tick() {
 
   const auto clock = clock_now();
   const Seconds step = xi_step();
-  open_rounds(clock, step);
-  pull_contributors();
+  if (settings.trigger == Trigger::kArrival) {
+    open_on_arrival();
+    pull_due();
+  } else {
+    open_rounds(clock, step);
+    pull_contributors();
+  }
   check_rounds();
   update_armed(clock, step);
   say_waiting();
@@ -195,6 +201,19 @@ void SyncerCore::Impl::on_tick() {
     log(LogLevel::kInfo, text);
     actions.push_back(Stopped{text});
   }
+}
+
+// How far outer steps go, before the first one is made.
+void SyncerCore::Impl::say_gains() {
+  const OuterGain gain = outer_gain(outer_options(settings));
+  const std::string reach =
+      settings.outer_optimizer == OuterKind::kAdam
+          ? fmt::format("an outer step moves a weight by about outer_lr = {} at most", settings.outer_lr)
+          : fmt::format("the first outer step goes {:.3g} times as far as the merged change, in the long run {:.3g} times",
+                        gain.first, gain.long_run);
+  log(LogLevel::kInfo, fmt::format("preset {}, outer optimizer {}: {}", settings.get("preset"),
+                                   settings.get("outer_optimizer"), reach));
+  for (const auto& warning : outer_warnings(settings)) log(LogLevel::kWarning, warning);
 }
 
 // What keeps outer steps from happening, once it has lasted, and then every so often: with too few learners the others

@@ -31,6 +31,7 @@ struct Contribution {
   Begin begin;
   ConstBufferPtr payload;
   std::vector<double> norms;
+  TimePoint arrived = 0.0;
   std::uint64_t bytes() const { return payload ? payload->size() : 0; }
 };
 
@@ -58,6 +59,7 @@ struct Account : Life {
   std::uint64_t pid = 0;
   std::vector<std::uint64_t> merged_to;  // per fragment: nothing before it is merged again
   std::vector<std::optional<Contribution>> mailbox;  // per fragment: complete and screened
+  std::vector<Clock> due;                // per fragment, trigger = arrival: its clock at the next pull
   TimePoint last_contact = 0.0;
   std::vector<Version> adopted;          // last known
 };
@@ -79,7 +81,9 @@ struct Session {
 
   // Per fragment.
   std::vector<Version> adopted;
-  std::vector<std::optional<std::uint64_t>> pulled;  // round of the outstanding PULL
+  std::vector<std::optional<std::uint64_t>> pulled;  // round of the outstanding PULL (trigger = arrival: 0)
+  std::vector<Version> pulled_from;                  // version the answer to it may be a change against
+  std::vector<unsigned> missed;                      // rounds in a row that closed without the answer
   std::vector<bool> anchor_pulled;
   std::set<FragmentId> armed;
 
@@ -109,6 +113,7 @@ struct Round {
   RoundPhase phase = RoundPhase::kCollecting;
   std::optional<TimePoint> quorum_at, deadline;
   bool capped = false;
+  Incarnation only = 0;          // trigger = arrival: whose contribution made it, who is answered
   std::set<SessionId> waiting;   // pulled and not delivered
   std::set<std::string> pulled;  // learner ids, for reports
   TimePoint closed_at = 0.0;
@@ -122,6 +127,7 @@ struct FragmentSlot {
   std::shared_ptr<const FragmentState> state;
   Image image;                                   // of state, for joiners
   std::shared_ptr<const std::string> begin;      // encoded Begin of the image
+  std::map<Version, ConstBufferPtr> retained;    // anchor = syncer: images of earlier versions somebody works from
   Clock clock = 0;                               // of the round that made it
   std::uint64_t round = 0;
   Clock due = 0;
@@ -152,6 +158,7 @@ struct SyncerCore::Impl {
   void on_frame(const FrameEvent& frame);
   void on_tick();
   void say_waiting();
+  void say_gains();
   TimePoint next_deadline() const;
   void log(LogLevel level, std::string text) { actions.push_back(Log{level, std::move(text)}); }
   template <class J> void record(J&& line);
@@ -200,10 +207,13 @@ struct SyncerCore::Impl {
   void on_screen_done(const ScreenDone& done);
   bool eligible(const Session& session, FragmentId fragment) const;
   void pull_contributors();
-  bool pull(Session& session, Round& round);
+  void pull_due();
+  bool pull(Session& session, FragmentId fragment, std::uint64_t round, Clock clock);
+  bool too_stale(const Version& base, FragmentId fragment) const;
   void refuse(const std::string& learner, Incarnation incarnation, const Begin& begin, DiscardReason reason,
               bool readopt, const std::string& text);
   void update_armed(std::optional<Clock> clock, Seconds step);
+  Clock steps_between_syncs(const Session& session) const;
   std::uint64_t payload_bytes_held() const;
   // Every contribution held here: in mailboxes, being screened, being merged.
   template <class F>
@@ -223,6 +233,9 @@ struct SyncerCore::Impl {
 
   // syncer_rounds.cpp
   void open_rounds(std::optional<Clock> clock, Seconds step);
+  void open_on_arrival();
+  void say_pace();
+  void count_missed(const Round& round);
   void check_rounds();
   void close_round(Round& round, const std::string& reason);
   void on_merge_done(const MergeDone& done);
@@ -236,7 +249,9 @@ struct SyncerCore::Impl {
 
   // syncer_publish.cpp
   void on_persisted(const Persisted& persisted);
-  void publish(FragmentId fragment, std::uint64_t round, Clock clock);
+  void publish(FragmentId fragment, std::uint64_t round, Clock clock, Incarnation only = 0);
+  void prune_retained(FragmentId fragment);
+  std::uint64_t retained_bytes() const;
   void queue_image(Session& session, FragmentId fragment);
   void pump(Session& session);
   void note_delivery(Session& session, std::uint64_t received);
@@ -275,6 +290,7 @@ struct SyncerCore::Impl {
   bool stopped = false;
   std::optional<TimePoint> say_waiting_at;  // while something is stuck: when it is said (again)
   bool same_data_warned = false;
+  bool slow_warned = false;                 // syncs have become rarer than sync_every asks for
   std::vector<SessionId> dead;              // ended during this handle(); erased at its end
 };
 

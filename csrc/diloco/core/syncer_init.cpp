@@ -83,8 +83,7 @@ void SyncerCore::Impl::on_anchor(Session& session, const Begin& begin, BufferPtr
   InitJob job;
   job.in = slot.anchor;
   job.out = slot.image_layout;
-  job.outer = {settings.outer_optimizer, static_cast<float>(settings.outer_lr),
-               static_cast<float>(settings.outer_momentum)};
+  job.outer = outer_options(settings);
   job.payload = std::move(bytes);
   job.version = {epoch, begin.base.n};
   job.chunk_bytes = settings.chunk_bytes;

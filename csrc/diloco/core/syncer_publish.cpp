@@ -13,6 +13,7 @@ void SyncerCore::Impl::on_persisted(const Persisted& persisted) {
   const auto it = rounds.find(slot.open_round);
   if (it == rounds.end() || it->second.phase != RoundPhase::kPersisting) return;
   Round& round = it->second;
+  if (settings.anchor == Anchor::kSyncer) slot.retained[slot.state->version] = slot.image.bytes;
   slot.state = round.result.next;
   slot.image = round.result.image;
   slot.merged_here = true;
@@ -26,8 +27,40 @@ void SyncerCore::Impl::on_persisted(const Persisted& persisted) {
                         {"version", to_json(slot.state->version)}});
   const std::uint64_t id = round.id;
   const Clock clock = round.clock;
+  const Incarnation only = round.only;
   rounds.erase(it);
-  publish(p, id, clock);
+  publish(p, id, clock, only);
+  prune_retained(p);
+}
+
+// Versions that nobody works from any more: no contribution held or asked for is a change against them, and no learner
+// within max_staleness has them.
+void SyncerCore::Impl::prune_retained(FragmentId p) {
+  FragmentSlot& slot = slots[p];
+  if (slot.retained.empty()) return;
+  const Version current = slot.state->version;
+  Version oldest = current;
+  const auto needs = [&](const Version& base) {
+    if (base.epoch == epoch) oldest = std::min(oldest, base);
+  };
+  const std::uint64_t limit = settings.staleness_limit();
+  for (const auto& [id, session] : sessions) {
+    if (session.control == 0) continue;
+    if (session.pulled[p]) needs(session.pulled_from[p]);
+    if (session.adopted[p].n + limit >= current.n) needs(session.adopted[p]);
+  }
+  for_each_held([&](const Contribution& held) {
+    if (held.begin.fragment == p) needs(held.begin.base);
+  });
+  slot.retained.erase(slot.retained.begin(), slot.retained.lower_bound(oldest));
+}
+
+std::uint64_t SyncerCore::Impl::retained_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const auto& slot : slots) {
+    for (const auto& [version, image] : slot.retained) bytes += image->size();
+  }
+  return bytes;
 }
 
 MergedTable SyncerCore::Impl::merged_table(FragmentId p) const {
@@ -41,18 +74,20 @@ MergedTable SyncerCore::Impl::merged_table(FragmentId p) const {
   return table;
 }
 
-void SyncerCore::Impl::publish(FragmentId p, std::uint64_t round, Clock clock) {
+// To everybody, or with trigger = arrival to the one whose work made it; the others get it with their own answer.
+void SyncerCore::Impl::publish(FragmentId p, std::uint64_t round, Clock clock, Incarnation only) {
   FragmentSlot& slot = slots[p];
   Begin begin;
   begin.kind = PayloadKind::kImage;
   begin.fragment = p;
   begin.round = round;
   begin.base = slot.state->version;
-  begin.clock = clock;
+  begin.clock = settings.trigger == Trigger::kArrival ? 0 : clock;  // there everybody counts its own steps
   begin.merged = merged_table(p);
   slot.begin = std::make_shared<const std::string>(encode(begin));
   for (auto& [id, session] : sessions) {
     if (session.control == 0 || session.bulk == 0) continue;
+    if (only != 0 && session.account->incarnation != only) continue;
     queue_image(session, p);
     pump(session);
   }

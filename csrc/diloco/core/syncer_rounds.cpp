@@ -71,7 +71,10 @@ void SyncerCore::Impl::open_rounds(std::optional<Clock> clock, Seconds step) {
     round.opened = now;
     round.quorum = settings.min_quorum;
     earliest->open_round = round.id;
-    if (earliest->opened_at > 0) due_gap.add(static_cast<double>(round.clock - earliest->opened_at));
+    if (earliest->opened_at > 0) {
+      due_gap.add(static_cast<double>(round.clock - earliest->opened_at));
+      say_pace();
+    }
     earliest->opened_at = round.clock;
     earliest->due_since = 0.0;
     earliest->due = next_due_clock(p, round.clock);
@@ -79,6 +82,57 @@ void SyncerCore::Impl::open_rounds(std::optional<Clock> clock, Seconds step) {
     nlohmann::json pulled(round.pulled);
     record(nlohmann::json{{"event", "open"}, {"round", round.id}, {"fragment", p}, {"clock", round.clock},
                           {"quorum", round.quorum}, {"pulled", pulled}});
+  }
+}
+
+// trigger = arrival: each contribution is a round of its own, first come, first merged.
+void SyncerCore::Impl::open_on_arrival() {
+  for (FragmentId p = 0; p < slots.size(); ++p) {
+    FragmentSlot& slot = slots[p];
+    if (!slot.state || slot.open_round != 0) continue;
+    const Contribution* first = nullptr;
+    for (const auto& [incarnation, account] : accounts) {
+      const auto& held = account.mailbox[p];
+      if (held && (!first || held->arrived < first->arrived)) first = &*held;
+    }
+    if (!first) continue;
+    Round& round = rounds[next_round];
+    round.id = next_round++;
+    round.fragment = p;
+    round.clock = first->begin.clock;
+    round.opened = first->arrived;
+    round.quorum_at = now;
+    round.only = first->incarnation;
+    slot.open_round = round.id;
+    record(nlohmann::json{{"event", "open"}, {"round", round.id}, {"fragment", p}, {"clock", round.clock},
+                          {"quorum", round.quorum}, {"pulled", {first->learner}}});
+    close_round(round, "arrival");
+  }
+}
+
+// Once when the network cannot keep up, and again if it recovers and then cannot.
+void SyncerCore::Impl::say_pace() {
+  const double effective = due_gap.value_or(settings.sync_every);
+  if (effective < 1.25 * settings.sync_every) slow_warned = false;
+  if (effective <= 1.5 * settings.sync_every || slow_warned) return;
+  slow_warned = true;
+  log(LogLevel::kWarning,
+      fmt::format("each fragment is synced every {:.0f} steps instead of sync_every = {}: a round takes {:.2f} s, a step "
+                  "{:.2f} s; a faster link, a larger sync_every or a smaller wire_dtype would help",
+                  effective, settings.sync_every, round_s.value_or(0.0), xi_step()));
+}
+
+// A learner whose answers come too late for round after round: its work is merged later and later.
+void SyncerCore::Impl::count_missed(const Round& round) {
+  constexpr unsigned kSayAt = 3;
+  for (auto& [id, session] : sessions) {
+    if (session.control == 0 || !round.pulled.contains(session.account->learner)) continue;
+    unsigned& missed = session.missed[round.fragment];
+    missed = round.waiting.contains(id) ? missed + 1 : 0;
+    if (missed != kSayAt) continue;
+    log(LogLevel::kWarning, fmt::format("learner '{}' was too late for {} rounds of fragment {} in a row; what it sends is "
+                                        "merged in later ones (a longer grace window, or a faster link, would help)",
+                                        session.account->learner, missed, round.fragment));
   }
 }
 
@@ -130,8 +184,9 @@ void SyncerCore::Impl::close_round(Round& round, const std::string& reason) {
   round.phase = RoundPhase::kMerging;
   round.closed_at = now;
   round.reason = reason;
+  count_missed(round);
   for (auto& [incarnation, account] : accounts) {
-    if (!account.mailbox[p]) continue;
+    if (!account.mailbox[p] || (round.only != 0 && incarnation != round.only)) continue;
     round.members.push_back(std::move(*account.mailbox[p]));
     account.mailbox[p].reset();
   }
@@ -143,8 +198,7 @@ void SyncerCore::Impl::close_round(Round& round, const std::string& reason) {
   job.in = slot.contribution;
   job.out = slot.image_layout;
   job.use_rda = slot.use_rda;
-  job.outer = {settings.outer_optimizer, static_cast<float>(settings.outer_lr),
-               static_cast<float>(settings.outer_momentum)};
+  job.outer = outer_options(settings);
   job.previous = slot.state;
   job.next_version = {epoch, slot.state->version.n + 1};
   job.chunk_bytes = settings.chunk_bytes;
@@ -155,7 +209,9 @@ void SyncerCore::Impl::close_round(Round& round, const std::string& reason) {
         member.begin.base.epoch == slot.state->version.epoch ? slot.state->version.n - member.begin.base.n : 0;
     const double weight = contribution_weight(settings.weights, member.begin.to - member.begin.from,
                                               member.begin.c_steps, settings.staleness_discount, behind);
-    job.members.push_back({member.learner, member.payload, weight, member.norms});
+    const auto base = slot.retained.find(member.begin.base);
+    job.members.push_back({member.learner, member.payload, weight, member.norms,
+                           base == slot.retained.end() ? nullptr : base->second});
     round.weights.push_back(weight);
     sum += weight;
     accounts.at(member.incarnation).merged_in[p] = job.next_version;  // not pulled again before it has adopted this
@@ -198,6 +254,10 @@ void SyncerCore::Impl::on_merge_done(const MergeDone& done) {
     round.quorum_at.reset();
     round.deadline.reset();
     round.pulled.clear();
+    if (round.only != 0) {  // it was all there was
+      slots[p].open_round = 0;
+      rounds.erase(info.round);
+    }
     refuse(worst.learner, worst.incarnation, worst.begin, DiscardReason::kNonfinite, true,
            "merging it would make the global weights infinite");
     return;

@@ -167,6 +167,7 @@ void SyncerCore::Impl::bump_epoch(std::uint64_t at_least) {
     auto renamed = std::make_shared<FragmentState>(*slots[p].state);
     renamed->version.epoch = epoch;
     slots[p].state = std::move(renamed);
+    slots[p].retained.clear();
     publish(p, slots[p].round, slots[p].clock);
   }
 }
@@ -213,6 +214,8 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
   session.adopted = hello.adopted.size() == plan.size() ? hello.adopted : std::vector<Version>(plan.size());
   account.adopted = session.adopted;
   session.pulled.resize(plan.size());
+  session.pulled_from.resize(plan.size());
+  session.missed.resize(plan.size(), 0);
   session.anchor_pulled.resize(plan.size(), false);
   session.uplink_credit.reset(settings.credit_window_bytes, settings.credit_window_bytes);
   session.downlink.reset(hello.downlink_credit, sender_window(settings.credit_window_bytes));

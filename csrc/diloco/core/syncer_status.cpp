@@ -139,7 +139,8 @@ std::string SyncerCore::Impl::status_json() const {
                    {"discarded", all.discarded},
                    {"outstanding", all.processed > accounted ? all.processed - accounted : 0}};
   out["rounds_merged"] = rounds_merged;
-  out["memory"] = {{"payload_bytes", payload_bytes_held()}, {"payload_limit_bytes", options.payload_memory_bytes}};
+  out["memory"] = {{"payload_bytes", payload_bytes_held()}, {"payload_limit_bytes", options.payload_memory_bytes},
+                   {"retained_bytes", retained_bytes()}};
   const Seconds step = xi_step();
   out["timings"] = {{"step_s", step}, {"quorum_s", xi_quorum.value_or(0.0)}, {"sync_s", xi_sync.value_or(0.0)},
                     {"round_s", round_s.value_or(0.0)}};

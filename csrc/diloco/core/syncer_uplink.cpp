@@ -15,12 +15,20 @@ bool SyncerCore::Impl::eligible(const Session& session, FragmentId p) const {
   if (session.control == 0 || session.bulk == 0 || session.pulled[p]) return false;
   const Account& account = *session.account;
   const Version adopted = session.adopted[p];
-  if (adopted.epoch != epoch || adopted < account.merged_in[p]) return false;
+  if (adopted.epoch != epoch || adopted < account.merged_in[p] || too_stale(adopted, p)) return false;
   if (account.tokens <= account.merged_to[p]) return false;
   // Work that overwriting threw away after it was sent is not part of a newer copy: merge what lies here first.
   const auto& held = account.mailbox[p];
   if (held && settings.adopt != Adopt::kRebase && held->begin.base != adopted) return false;
   return true;
+}
+
+bool SyncerCore::Impl::too_stale(const Version& base, FragmentId p) const {
+  const FragmentSlot& slot = slots[p];
+  if (!slot.state || base == slot.state->version) return false;
+  if (settings.anchor == Anchor::kSyncer && !slot.retained.contains(base)) return true;
+  const std::uint64_t limit = settings.staleness_limit();
+  return limit > 0 && slot.state->version.n > base.n + limit;
 }
 
 void SyncerCore::Impl::pull_contributors() {
@@ -34,24 +42,49 @@ void SyncerCore::Impl::pull_contributors() {
         if (round.pulled.insert(session.account->learner).second) round.waiting.insert(id);
         continue;
       }
-      if (eligible(session, round.fragment)) pull(session, round);
+      if (!eligible(session, round.fragment) || !pull(session, round.fragment, round.id, round.clock)) continue;
+      round.pulled.insert(session.account->learner);
+      round.waiting.insert(session.id);
     }
   }
 }
 
-bool SyncerCore::Impl::pull(Session& session, Round& round) {
-  const FragmentId p = round.fragment;
+// trigger = arrival: everybody by its own clock, whatever the others do.
+void SyncerCore::Impl::pull_due() {
+  if (shutdown_at) return;
+  for (auto& [id, session] : sessions) {
+    if (session.control == 0) continue;
+    Account& account = *session.account;
+    for (FragmentId p = 0; p < slots.size(); ++p) {
+      if (!slots[p].state || session.clock < account.due[p] || account.mailbox[p] || !eligible(session, p)) continue;
+      if (pull(session, p, 0, session.clock)) account.due[p] = session.clock + steps_between_syncs(session);
+    }
+  }
+}
+
+// Steps of a learner between two of its syncs of a fragment: sync_every, or with DyLU (Async Local-SGD, Eq. 6)
+// floor(v / max v * sync_every), so that slow learners bring their work as often as fast ones.
+Clock SyncerCore::Impl::steps_between_syncs(const Session& session) const {
+  const Seconds own = session.step_s.value_or(0.0);
+  if (settings.step_counts == StepCounts::kFixed || own <= 0.0) return settings.sync_every;
+  Seconds fastest = own;
+  for (const auto& [id, other] : sessions) {
+    if (other.control != 0 && other.step_s.has_value()) fastest = std::min(fastest, other.step_s.value_or(own));
+  }
+  return std::max<Clock>(1, static_cast<Clock>(fastest / own * settings.sync_every));
+}
+
+bool SyncerCore::Impl::pull(Session& session, FragmentId p, std::uint64_t round, Clock clock) {
   const std::uint64_t bytes = slots[p].contribution.bytes;
   if (payload_bytes_held() + bytes > options.payload_memory_bytes) return false;  // asked again when memory is free
   session.reserved += bytes;
-  session.pulled[p] = round.id;
-  round.pulled.insert(session.account->learner);
-  round.waiting.insert(session.id);
+  session.pulled[p] = round;
+  session.pulled_from[p] = session.adopted[p];
   const auto& held = session.account->mailbox[p];
   Pull pull;
   pull.fragment = p;
-  pull.round = round.id;
-  pull.clock = round.clock;
+  pull.round = round;
+  pull.clock = clock;
   pull.merged_to = session.account->merged_to[p];
   pull.held_to = held ? held->begin.to : 0;
   send(session.control, MessageType::kPull, &session, encode(pull), p, session.uplink_credit.grant_now());
@@ -113,7 +146,7 @@ void SyncerCore::Impl::on_transfer(Session& session, Reassembly::Outcome outcome
   const JobId job = next_job++;
   JobInfo& info = jobs[job];
   info.fragment = p;
-  info.contribution = {account.learner, account.incarnation, begin, std::move(outcome.bytes), {}};
+  info.contribution = {account.learner, account.incarnation, begin, std::move(outcome.bytes), {}, now};
   actions.push_back(RunScreen{job, slots[p].contribution, info.contribution.payload});
 }
 
@@ -140,6 +173,11 @@ void SyncerCore::Impl::on_screen_done(const ScreenDone& done) {
     return refuse(account.learner, account.incarnation, contribution.begin, DiscardReason::kStale, false,
                   fmt::format("its base version {} is of another epoch than {}",
                               to_string(contribution.begin.base), epoch));
+  }
+  if (too_stale(contribution.begin.base, p)) {
+    return refuse(account.learner, account.incarnation, contribution.begin, DiscardReason::kStale, false,
+                  fmt::format("its base version {} is too far behind {} (max_staleness)",
+                              to_string(contribution.begin.base), to_string(slots[p].state->version)));
   }
   // What a merge under way takes with it counts as merged: it is, unless the merge fails.
   std::uint64_t merged_to = account.merged_to[p];
@@ -197,7 +235,12 @@ void SyncerCore::Impl::update_armed(std::optional<Clock> clock, Seconds step) {
   for (auto& [id, session] : sessions) {
     if (session.control == 0 || session.bulk == 0) continue;
     std::set<FragmentId> armed;
-    if (clock && settings.mode == Mode::kDecoupled) {
+    if (settings.trigger == Trigger::kArrival) {
+      const Clock horizon = session.clock + settings.overlap_steps + 1;
+      for (FragmentId p = 0; p < slots.size(); ++p) {
+        if ((slots[p].state && session.account->due[p] <= horizon) || session.pulled[p]) armed.insert(p);
+      }
+    } else if (clock && settings.mode == Mode::kDecoupled) {
       const Seconds own = session.step_s.value_or(step);
       const double steps = std::max<double>(settings.overlap_steps, step > 0.0 ? own / step : 1.0) + 1.0;
       const Clock horizon = *clock + static_cast<Clock>(steps);

@@ -31,7 +31,8 @@ std::uint64_t checksum(std::span<const std::byte> bytes);
 struct FragmentState {
   Version version;
   BufferPtr theta;        // f32, dense
-  BufferPtr outer_state;  // f32, outer_state_floats * numel; null for sgd
+  BufferPtr outer_state;  // f32, outer_state_floats arrays of numel one after the other; null for sgd
+  std::uint64_t outer_steps = 0;  // made with this outer state
 };
 
 struct ScreenResult {
@@ -49,6 +50,9 @@ struct MergeMember {
   ConstBufferPtr payload;       // contribution payload; displacement anchor - local
   double weight = 0.0;          // raw; normalised over the members. 0 (or not finite): contributes nothing
   std::vector<double> norms;    // from screen(); per segment
+  // anchor = syncer, of a member that is behind: the image (layout MergeJob::out) of the version it started from. Its
+  // displacement is then taken against the previous theta instead: payload + (theta - image).
+  ConstBufferPtr base_image;
 };
 
 struct MergeJob {
@@ -74,8 +78,9 @@ struct MergeResult {
 // Throws ConfigError if sizes in the job contradict each other.
 MergeResult run_merge(const MergeJob& job);
 
-// Which tensors use RDA: at least 2-D and no name (aliases included) matching settings.merge_mean_pattern, with
-// settings.merge = rda. An empty pattern matches nothing. Throws ConfigError if the pattern is no regular expression.
+// Which tensors use RDA: the first rule of settings.merge_overrides that matches a name (aliases included), else
+// settings.merge for tensors of at least two dimensions and the mean for the rest. Throws ConfigError if the rules
+// cannot be read.
 std::vector<bool> rda_segments(const Layout& layout, const PayloadLayout& payload, const Settings& settings);
 
 }  // namespace diloco

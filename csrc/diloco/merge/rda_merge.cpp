@@ -18,16 +18,16 @@ int range_exponent(double largest_factor) {
 }
 
 // Block by block, so that the sum stays in the cache while every member is added, and its norm costs no pass of its own.
-double accumulate_directions(Codec codec, SegmentMembers members, int exponent, std::uint64_t numel, float* sum) {
+double accumulate_directions(SegmentMembers members, int exponent, std::uint64_t numel, float* sum) {
   double squared = 0.0;
   for (std::uint64_t begin = 0; begin < numel; begin += kernels::kBlock) {
     const std::uint64_t count = std::min(kernels::kBlock, numel - begin);
-    const std::size_t skip = codec_bytes(codec, begin);
     bool first = true;
     for (const SegmentMember& member : members) {
       if (member.norm == 0.0) continue;
       const auto factor = static_cast<float>(std::ldexp(member.weight / member.norm, exponent));
-      kernels::scaled_accumulate(member.payload + skip, codec == Codec::kBf16, factor, first, sum + begin, count);
+      kernels::scaled_accumulate(member.payload + codec_bytes(member.codec, begin), member.codec == Codec::kBf16, factor,
+                                 first, sum + begin, count);
       first = false;
     }
     squared += kernels::norm_squared_f32(sum + begin, count);
@@ -37,7 +37,7 @@ double accumulate_directions(Codec codec, SegmentMembers members, int exponent, 
 
 }  // namespace
 
-std::optional<float> rda_direction(Codec codec, SegmentMembers members, std::uint64_t numel, float* sum) {
+std::optional<float> rda_direction(SegmentMembers members, std::uint64_t numel, float* sum) {
   double radius = 0.0;
   double directed_weight = 0.0;
   double largest_factor = 0.0;
@@ -51,16 +51,16 @@ std::optional<float> rda_direction(Codec codec, SegmentMembers members, std::uin
   }
   if (directed < 2) return std::nullopt;
   const int exponent = range_exponent(largest_factor);
-  const double length = accumulate_directions(codec, members, exponent, numel, sum);
+  const double length = accumulate_directions(members, exponent, numel, sum);
   if (!(length >= kCancelled * std::ldexp(directed_weight, exponent))) return std::nullopt;
   return static_cast<float>(radius / length);
 }
 
-void rda_merge(Codec codec, SegmentMembers members, std::uint64_t numel, float* out) {
-  if (const std::optional<float> gain = rda_direction(codec, members, numel, out)) {
+void rda_merge(SegmentMembers members, std::uint64_t numel, float* out) {
+  if (const std::optional<float> gain = rda_direction(members, numel, out)) {
     kernels::scale(out, *gain, out, numel);
   } else {
-    mean_merge(codec, members, 0, numel, out);
+    mean_merge(members, 0, numel, out);
   }
 }
 

@@ -33,6 +33,9 @@ void check_job(const MergeJob& job) {
     const std::size_t size = member.payload ? member.payload->size() : 0;
     expect(size >= job.in.bytes, "bytes of a payload", job.in.bytes, size);
     expect(member.norms.size() == segments, "norms of a payload", segments, member.norms.size());
+    if (member.base_image) {
+      expect(member.base_image->size() >= job.out.bytes, "bytes of a base image", job.out.bytes, member.base_image->size());
+    }
   }
   const std::uint64_t state = outer_state_floats(job.outer) * bytes;
   const std::size_t got = job.previous->outer_state ? job.previous->outer_state->size() : 0;
@@ -62,12 +65,31 @@ std::size_t largest_member(const MergeJob& job) {
   return largest;
 }
 
+// One tensor of a member's contribution: as it came, or, with a base image, against the previous theta instead
+// (Decoupled DiLoCo, App. D.2): out <- payload + (theta - image), in f32.
+SegmentMember anchored(const MergeJob& job, const MergeMember& member, std::size_t index, double weight,
+                       std::vector<float>* out) {
+  const Segment& segment = job.in.segments[index];
+  const std::byte* payload = member.payload->data() + segment.byte_offset;
+  if (!member.base_image) return {segment.codec, payload, weight, member.norms[index]};
+  out->resize(segment.numel);
+  decode(segment.codec, payload, segment.numel, out->data());
+  const Segment& image = job.out.segments[index];
+  const auto* theta = reinterpret_cast<const std::byte*>(job.previous->theta->f32() + segment.element_offset);
+  kernels::scaled_accumulate(theta, false, 1.0f, false, out->data(), segment.numel);
+  kernels::scaled_accumulate(member.base_image->data() + image.byte_offset, image.codec == Codec::kBf16, -1.0f, false,
+                             out->data(), segment.numel);
+  return {Codec::kF32, reinterpret_cast<const std::byte*>(out->data()), weight,
+          std::sqrt(kernels::norm_squared_f32(out->data(), segment.numel))};
+}
+
 // The next state while it is being computed, one block of one tensor after the other; nothing of the previous state is
 // touched.
 class NextState {
  public:
   explicit NextState(const MergeJob& job) : job_(job), state_(std::make_shared<FragmentState>()) {
     state_->version = job.next_version;
+    state_->outer_steps = job.previous->outer_steps + 1;
     state_->theta = Buffer::make(job.in.numel * sizeof(float));
     if (const std::uint64_t floats = outer_state_floats(job.outer)) {
       state_->outer_state = Buffer::make(floats * job.in.numel * sizeof(float));
@@ -79,23 +101,23 @@ class NextState {
   void keep_previous() {
     copy(job_.previous->theta, state_->theta);
     copy(job_.previous->outer_state, state_->outer_state);
+    state_->outer_steps = job_.previous->outer_steps;
     encode_payload(job_.out, state_->theta->f32(), image_->data());
   }
 
   // False if something is not finite any more.
   bool merge_segment(std::size_t index, SegmentMembers members) {
     const Segment& segment = job_.in.segments[index];
-    const Codec codec = segment.codec;
     // The new theta of this tensor is not there yet: its place holds the sum of directions until then.
     float* sum = state_->theta->f32() + segment.element_offset;
     const std::optional<float> gain =
-        job_.use_rda[index] ? rda_direction(codec, members, segment.numel, sum) : std::nullopt;
+        job_.use_rda[index] ? rda_direction(members, segment.numel, sum) : std::nullopt;
     for (std::uint64_t begin = 0; begin < segment.numel; begin += kernels::kBlock) {
       const std::uint64_t count = std::min(kernels::kBlock, segment.numel - begin);
       if (gain) {
         kernels::scale(sum + begin, *gain, gradient_.data(), count);
       } else {
-        mean_merge(codec, members, begin, count, gradient_.data());
+        mean_merge(members, begin, count, gradient_.data());
       }
       if (!finish_block(index, begin, count)) return false;
     }
@@ -119,18 +141,25 @@ class NextState {
   // Outer step, image and checks of one block while it is in the cache.
   bool finish_block(std::size_t index, std::uint64_t begin, std::uint64_t count) {
     const std::uint64_t at = job_.in.segments[index].element_offset + begin;
-    const bool stateful = state_->outer_state != nullptr;
     float* theta = state_->theta->f32() + at;
-    float* momentum = stateful ? state_->outer_state->f32() + at : nullptr;
-    outer_step(job_.outer, gradient_.data(), job_.previous->theta->f32() + at,
-               stateful ? job_.previous->outer_state->f32() + at : nullptr, theta, momentum, count);
+    OuterState<const float> before{nullptr, job_.in.numel};
+    OuterState<float> after{nullptr, job_.in.numel};
+    if (state_->outer_state) {
+      before.values = job_.previous->outer_state->f32() + at;
+      after.values = state_->outer_state->f32() + at;
+    }
+    outer_step(job_.outer, job_.previous->outer_steps, gradient_.data(), job_.previous->theta->f32() + at, before, theta,
+               after, count);
     const Segment& out = job_.out.segments[index];
     std::byte* image = image_->data() + out.byte_offset + codec_bytes(out.codec, begin);
     encode(out.codec, theta, count, image);
     delta_squared_ += kernels::norm_squared_f32(gradient_.data(), count);
     // The image covers theta, and more: a large f32 can round to Inf in bf16.
-    return kernels::all_finite(image, out.codec == Codec::kBf16, count) &&
-           (!stateful || kernels::all_finite(reinterpret_cast<const std::byte*>(momentum), false, count));
+    bool finite = kernels::all_finite(image, out.codec == Codec::kBf16, count);
+    for (std::uint64_t i = 0; i < outer_state_floats(job_.outer); ++i) {
+      finite = finite && kernels::all_finite(reinterpret_cast<const std::byte*>(after.values + i * after.stride), false, count);
+    }
+    return finite;
   }
 
   const MergeJob& job_;
@@ -152,12 +181,12 @@ MergeResult run_merge(const MergeJob& job) {
     return next.result();
   }
   std::vector<SegmentMember> members;
+  std::vector<std::vector<float>> shifted(job.members.size());  // a tensor of each member with a base image
   for (std::size_t index = 0; index < job.in.segments.size(); ++index) {
     members.clear();
-    for (const MergeMember& member : job.members) {
-      if (!has_weight(member)) continue;
-      members.push_back({member.payload->data() + job.in.segments[index].byte_offset, member.weight / total,
-                         member.norms[index]});
+    for (std::size_t m = 0; m < job.members.size(); ++m) {
+      if (!has_weight(job.members[m])) continue;
+      members.push_back(anchored(job, job.members[m], index, job.members[m].weight / total, &shifted[m]));
     }
     if (!next.merge_segment(index, members)) {
       MergeResult failed;

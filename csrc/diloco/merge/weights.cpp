@@ -1,9 +1,7 @@
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <regex>
 
-#include "diloco/base/errors.h"
+#include "diloco/base/merge_rules.h"
 #include "diloco/merge/merge.h"
 
 namespace diloco {
@@ -16,15 +14,6 @@ double undiscounted(Weights kind, double tokens, double steps) {
     case Weights::kEqual: return 1.0;
   }
   return 0.0;
-}
-
-std::regex compile(const std::string& pattern) {
-  try {
-    return std::regex(pattern);
-  } catch (const std::regex_error& error) {
-    throw ConfigError(fmt::format("merge_mean_pattern: expected a regular expression (ECMAScript), got '{}': {}", pattern,
-                                  error.what()));
-  }
 }
 
 bool matches(const TensorSpec& tensor, const std::regex& pattern) {
@@ -45,12 +34,12 @@ double contribution_weight(Weights kind, std::uint64_t c_tokens, std::uint64_t c
 
 std::vector<bool> rda_segments(const Layout& layout, const PayloadLayout& payload, const Settings& settings) {
   std::vector<bool> use(payload.segments.size(), false);
-  if (settings.merge != MergeKind::kRda) return use;
-  const std::string& text = settings.merge_mean_pattern;
-  const std::regex pattern = compile(text);
+  const std::vector<MergeRule> rules = merge_rules(settings.merge_overrides);
   for (std::size_t i = 0; i < use.size(); ++i) {
     const TensorSpec& tensor = layout.tensors.at(payload.segments[i].tensor);
-    use[i] = tensor.shape.size() >= 2 && (text.empty() || !matches(tensor, pattern));
+    const auto rule = std::find_if(rules.begin(), rules.end(), [&](const MergeRule& r) { return matches(tensor, r.name); });
+    const MergeKind usual = tensor.shape.size() >= 2 ? settings.merge : MergeKind::kMean;
+    use[i] = (rule != rules.end() ? rule->merge : usual) == MergeKind::kRda;
   }
   return use;
 }

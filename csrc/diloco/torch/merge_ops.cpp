@@ -1,8 +1,11 @@
 #include <ATen/ops/empty.h>
 
 #include <cmath>
+#include <sstream>
 #include <vector>
 
+#include "diloco/base/errors.h"
+#include "diloco/base/settings.h"
 #include "diloco/kernels/kernels.h"
 #include "diloco/merge/segment_merge.h"
 #include "diloco/outer/outer.h"
@@ -38,9 +41,28 @@ std::vector<SegmentMember> members_of(const char* op, at::TensorList deltas, con
     const double norm =
         std::sqrt(kernels::norm_squared(payload, false, static_cast<std::uint64_t>(deltas[i].numel()), &finite));
     TORCH_CHECK_VALUE(finite, op, ": expected finite deltas, number ", i, " has infinities or NaN");
-    if (raw[i] > 0.0) members.push_back({payload, raw[i] / total, norm});
+    if (raw[i] > 0.0) members.push_back({Codec::kF32, payload, raw[i] / total, norm});
   }
   return members;
+}
+
+// "outer_optimizer=nesterov outer_lr=0.7 outer_momentum=0.9": the settings by their names.
+OuterOptions options_from(const char* op, std::string_view text) {
+  Settings settings;
+  try {
+    std::istringstream words{std::string(text)};
+    for (std::string word; words >> word;) {
+      const std::size_t equals = std::min(word.find('='), word.size());
+      const std::string name = word.substr(0, equals);
+      TORCH_CHECK_VALUE(name.starts_with("outer_") && equals < word.size(), op,
+                        ": expected settings like \"outer_optimizer=nesterov outer_lr=0.7\", got \"", word, "\"");
+      settings.set(name, word.substr(equals + 1));
+    }
+    settings.validate();
+  } catch (const ConfigError& error) {
+    TORCH_CHECK_VALUE(false, op, ": ", error.what());
+  }
+  return outer_options(settings);
 }
 
 }  // namespace
@@ -48,7 +70,7 @@ std::vector<SegmentMember> members_of(const char* op, at::TensorList deltas, con
 at::Tensor mean_merge(at::TensorList deltas, const at::Tensor& weights) {
   const auto members = members_of("mean_merge", deltas, weights);
   at::Tensor merged = at::empty(deltas[0].sizes(), deltas[0].options());
-  diloco::mean_merge(Codec::kF32, members, 0, static_cast<std::uint64_t>(merged.numel()),
+  diloco::mean_merge(members, 0, static_cast<std::uint64_t>(merged.numel()),
                      static_cast<float*>(merged.data_ptr()));
   return merged;
 }
@@ -56,29 +78,28 @@ at::Tensor mean_merge(at::TensorList deltas, const at::Tensor& weights) {
 at::Tensor rda_merge(at::TensorList deltas, const at::Tensor& weights) {
   const auto members = members_of("rda_merge", deltas, weights);
   at::Tensor merged = at::empty(deltas[0].sizes(), deltas[0].options());
-  diloco::rda_merge(Codec::kF32, members, static_cast<std::uint64_t>(merged.numel()),
+  diloco::rda_merge(members, static_cast<std::uint64_t>(merged.numel()),
                     static_cast<float*>(merged.data_ptr()));
   return merged;
 }
 
 void outer_step(const at::Tensor& gradient, at::Tensor& theta, const std::optional<at::Tensor>& state,
-                std::string_view kind, double lr, double momentum) {
+                std::string_view settings, std::int64_t step) {
   const char* op = "outer_step";
-  TORCH_CHECK_VALUE(kind == "sgd" || kind == "nesterov", op, ": expected kind sgd or nesterov, got '", kind, "'");
-  const OuterOptions options{kind == "sgd" ? OuterKind::kSgd : OuterKind::kNesterov, static_cast<float>(lr),
-                             static_cast<float>(momentum)};
+  const OuterOptions options = options_from(op, settings);
   const std::int64_t numel = theta.numel();
+  TORCH_CHECK_VALUE(step >= 0, op, ": expected step >= 0, the outer steps already made, got ", step);
   check_dense_f32(op, "theta", theta, numel);
   check_dense_f32(op, "gradient", gradient, numel);
-  float* buffer = nullptr;
-  if (outer_state_floats(options) > 0) {
-    TORCH_CHECK_VALUE(state.has_value(), op, ": nesterov needs `state`, a zero tensor like theta at first");
-    check_dense_f32(op, "state", *state, numel);
-    buffer = static_cast<float*>(state->data_ptr());
+  OuterState<float> buffers{nullptr, static_cast<std::uint64_t>(numel)};
+  if (const auto floats = static_cast<std::int64_t>(outer_state_floats(options)); floats > 0) {
+    TORCH_CHECK_VALUE(state.has_value(), op, ": this optimizer needs `state`, ", floats, " times theta in zeros at first");
+    check_dense_f32(op, "state", *state, floats * numel);
+    buffers.values = static_cast<float*>(state->data_ptr());
   }
   auto* values = static_cast<float*>(theta.data_ptr());
-  diloco::outer_step(options, static_cast<const float*>(gradient.data_ptr()), values, buffer, values, buffer,
-                     static_cast<std::uint64_t>(numel));
+  diloco::outer_step(options, static_cast<std::uint64_t>(step), static_cast<const float*>(gradient.data_ptr()), values,
+                     {buffers.values, buffers.stride}, values, buffers, static_cast<std::uint64_t>(numel));
 }
 
 }  // namespace diloco::ops

@@ -8,7 +8,7 @@ TORCH_LIBRARY(diloco, m) {
         "float alpha) -> ()");
   m.def("mean_merge(Tensor[] deltas, Tensor weights) -> Tensor");
   m.def("rda_merge(Tensor[] deltas, Tensor weights) -> Tensor");
-  m.def("outer_step(Tensor gradient, Tensor(a!) theta, Tensor(b!)? state, str kind, float lr, float momentum) -> ()");
+  m.def("outer_step(Tensor gradient, Tensor(a!) theta, Tensor(b!)? state, str settings, int step) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(diloco, CPU, m) {

@@ -20,8 +20,10 @@ void fragment_adopt(at::TensorList params, at::TensorList anchors, at::TensorLis
 // Merge of one tensor's deltas with normalised weights: weighted mean, and Radial-Directional Averaging.
 at::Tensor mean_merge(at::TensorList deltas, const at::Tensor& weights);
 at::Tensor rda_merge(at::TensorList deltas, const at::Tensor& weights);
-// theta <- outer optimizer ("sgd", "nesterov") on `gradient`; `state` is the momentum buffer, needed by nesterov only.
+// theta <- outer optimizer on `gradient`. `settings`: those that begin with outer_, by name, separated by blanks:
+// "outer_optimizer=nesterov outer_lr=0.7 outer_momentum=0.9". `step`: outer steps already made. `state`: f32, zero at
+// first, as large as theta (nesterov) or twice as large (adam, delayed_nesterov); none for sgd.
 void outer_step(const at::Tensor& gradient, at::Tensor& theta, const std::optional<at::Tensor>& state,
-                std::string_view kind, double lr, double momentum);
+                std::string_view settings, std::int64_t step);
 
 }  // namespace diloco::ops

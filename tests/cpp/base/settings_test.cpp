@@ -5,6 +5,7 @@
 #include <set>
 
 #include "diloco/base/errors.h"
+#include "diloco/base/presets.h"
 
 namespace diloco {
 namespace {
@@ -103,7 +104,14 @@ TEST(Settings, ValuesOutOfRangeNameTheRange) {
       {{{"num_fragments", "0"}}, "num_fragments must be at least 1 and at most 65536, got 0"},
       {{{"min_quorum", "0"}}, "min_quorum must be at least 1, got 0"},
       {{{"grace_gamma", "1"}}, "grace_gamma must be above 0 and below 1, got 1"},
-      {{{"blend_alpha", "1"}}, "blend_alpha must be at least 0 and below 1, got 1"},
+      {{{"blend_alpha", "1.01"}}, "blend_alpha must be at least 0 and at most 1, got 1.01"},
+      {{{"blend_alpha", "-0.5"}}, "blend_alpha must be at least 0 and at most 1, got -0.5"},
+      {{{"outer_lr", "-1"}}, "outer_lr must be above 0 and at most 1000, got -1"},
+      {{{"outer_beta2", "1"}}, "outer_beta2 must be above 0 and below 1, got 1"},
+      {{{"outer_epsilon", "0"}}, "outer_epsilon must be above 0 and at most 1000, got 0"},
+      {{{"outer_delay", "0"}}, "outer_delay must be at least 1 and at most 65536, got 0"},
+      {{{"grace_gamma", "0"}}, "grace_gamma must be above 0 and below 1, got 0"},
+      {{{"grace_s", "-1"}}, "grace_s must be at least 0 and at most 86400, got -1"},
       {{{"outer_lr", "0"}}, "outer_lr must be above 0 and at most 1000, got 0"},
       {{{"outer_lr", "nan"}}, "outer_lr must be above 0 and at most 1000, got nan"},
       {{{"chunk_bytes", "0"}}, "chunk_bytes must be at least 64 and at most 67108864, got 0"},
@@ -121,8 +129,18 @@ TEST(Settings, CombinationsWithoutSenseNameBothSides) {
       {{{"grace", "fixed"}}, "grace = fixed needs grace_s above 0, got 0"},
       {{{"grace_s", "2"}}, "grace_s is used only with grace = fixed, got grace_s 2"},
       {{{"grace", "none"}, {"grace_cap_s", "2"}}, "grace_cap_s is used only with grace = adaptive"},
-      {{{"merge_mean_pattern", "("}}, "merge_mean_pattern must be a regular expression, got \"(\""},
-      {{{"outer_momentum", "0.9"}}, "outer_momentum is used only with outer_optimizer = nesterov, got 0.9 with sgd"},
+      {{{"merge_overrides", "(=mean"}}, "merge_overrides must have a regular expression (ECMAScript) before \"=mean\", got \"(\""},
+      {{{"merge_overrides", "w=rda;embed"}}, "merge_overrides must be rules REGEX=mean or REGEX=rda, separated by semicolons, got \"embed\""},
+      {{{"merge_overrides", "=mean"}}, "merge_overrides must be rules REGEX=mean"},
+      {{{"outer_momentum", "0.9"}}, "outer_momentum is used only with outer_optimizer = nesterov, delayed_nesterov or adam, got 0.9"},
+      {{{"outer_optimizer", "delayed_nesterov"}}, "outer_optimizer = delayed_nesterov needs outer_momentum above 0, got 0"},
+      {{{"outer_delay_c", "0.1"}}, "outer_delay_c is used only with outer_optimizer = delayed_nesterov, got 0.1 with sgd"},
+      {{{"outer_optimizer", "delayed_nesterov"}, {"outer_momentum", "0.9"}, {"outer_delay_c", "0.3"}},
+       "outer_delay_c must be at most 1 / outer_delay (0.25), got 0.3"},
+      {{{"trigger", "arrival"}}, "trigger = arrival needs grace = none"},
+      {{{"trigger", "arrival"}, {"grace", "none"}, {"min_quorum", "2"}}, "trigger = arrival needs min_quorum = 1, got 2"},
+      {{{"trigger", "arrival"}, {"mode", "lockstep"}}, "trigger = arrival needs mode = decoupled"},
+      {{{"step_counts", "dylu"}}, "step_counts = dylu needs trigger = arrival"},
       {{{"outer_optimizer", "nesterov"}}, "outer_optimizer = nesterov needs outer_momentum above 0, got 0"},
       {{{"credit_window_bytes", "100"}}, "credit_window_bytes must be at least chunk_bytes (1048576), got 100"},
       {{{"heartbeat_interval_s", "3"}}, "heartbeat_timeout_s must be at least twice heartbeat_interval_s (3), got 5"},
@@ -130,6 +148,43 @@ TEST(Settings, CombinationsWithoutSenseNameBothSides) {
       {{{"run_id", "a\nb"}}, "run_id must be at most 64 bytes without control characters"},
   };
   for (const auto& c : cases) EXPECT_EQ(refusal(c.pairs).substr(0, c.message.size()), c.message);
+}
+
+TEST(Presets, SetEverythingThatIsNotGivenInAnyOrder) {
+  for (const bool preset_first : {true, false}) {
+    Settings settings;
+    if (preset_first) settings.set("preset", "diloco");
+    settings.set("sync_every", "30");
+    settings.set("preset", "streaming");
+    EXPECT_EQ(settings.sync_every, 30u);  // given
+    EXPECT_EQ(settings.get("fragmenter"), "strided");
+    EXPECT_EQ(settings.get("wire_dtype"), "bf16");  // of no preset any more: the default
+    settings.validate();
+  }
+}
+
+TEST(Presets, AreValidAndSayWhatTheyAre) {
+  EXPECT_EQ(presets().size(), 5u);
+  for (const auto& preset : presets()) {
+    Settings settings;
+    settings.set("preset", preset.name);
+    settings.validate();
+    EXPECT_FALSE(preset.reason.empty());
+    for (const auto& [name, value] : preset.values) EXPECT_EQ(settings.get(name), value) << preset.name << " " << name;
+    // As a WELCOME carries them: every setting, in alphabetical order.
+    Settings received;
+    for (const auto& [name, value] : settings.to_map()) received.set(name, value);
+    EXPECT_EQ(received.to_map(), settings.to_map());
+  }
+}
+
+TEST(Settings, StalenessLimit) {
+  Settings settings;
+  EXPECT_EQ(settings.staleness_limit(), 0u);
+  settings.anchor = Anchor::kSyncer;
+  EXPECT_EQ(settings.staleness_limit(), 8u);
+  settings.max_staleness = 3;
+  EXPECT_EQ(settings.staleness_limit(), 3u);
 }
 
 TEST(Settings, EnumOutsideItsChoicesIsRefused) {

@@ -51,11 +51,17 @@ struct JobBuilder {
     job.next_version = {1, 8};
   }
 
-  JobBuilder& add(const Floats& displacement, double weight, const std::string& name = "") {
+  // `base`: theta of the version it started from, with anchor = syncer.
+  JobBuilder& add(const Floats& displacement, double weight, const std::string& name = "", const Floats& base = {}) {
     BufferPtr payload = Buffer::make(job.in.bytes);
     encode_payload(job.in, displacement.data(), payload->data());
     ScreenResult screened = screen(job.in, payload->data());
-    job.members.push_back({name, payload, weight, screened.norms});
+    BufferPtr image;
+    if (!base.empty()) {
+      image = Buffer::make(job.out.bytes);
+      encode_payload(job.out, base.data(), image->data());
+    }
+    job.members.push_back({name, payload, weight, screened.norms, image});
     return *this;
   }
 

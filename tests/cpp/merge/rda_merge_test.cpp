@@ -137,10 +137,10 @@ TEST(RdaMerge, WholeTensorFunctionAgreesWithRunMerge) {
   std::vector<SegmentMember> members;
   for (const Floats& v : vectors) payloads.push_back(test::bytes_of(v));
   for (const test::Bytes& payload : payloads) {
-    members.push_back({payload.data(), 0.5, std::sqrt(kernels::norm_squared(payload.data(), false, 9999, nullptr))});
+    members.push_back({Codec::kF32, payload.data(), 0.5, std::sqrt(kernels::norm_squared(payload.data(), false, 9999, nullptr))});
   }
   Floats out(9999);
-  rda_merge(Codec::kF32, members, 9999, out.data());
+  rda_merge(members, 9999, out.data());
   EXPECT_EQ(test::bits_of(out), test::bits_of(merged(vectors, {1, 1})));
 }
 

@@ -69,12 +69,23 @@ TEST(RdaSegments, SettingsDecide) {
   settings.merge = MergeKind::kMean;
   EXPECT_EQ(choice(layout, settings), (std::vector<bool>{false, false}));
   settings.merge = MergeKind::kRda;
-  settings.merge_mean_pattern = "";
+  settings.merge_overrides = "";
   EXPECT_EQ(choice(layout, settings), (std::vector<bool>{true, true}));
-  settings.merge_mean_pattern = "^w$";
+  settings.merge_overrides = "^w$=mean";
   EXPECT_EQ(choice(layout, settings), (std::vector<bool>{true, false}));
-  settings.merge_mean_pattern = "(";
+  settings.merge_overrides = "^w$=rda;w=mean;embed=mean";  // the first that matches
+  EXPECT_EQ(choice(layout, settings), (std::vector<bool>{false, true}));
+  settings.merge = MergeKind::kMean;
+  EXPECT_EQ(choice(layout, settings), (std::vector<bool>{false, true}));
+  settings.merge_overrides = "(=mean";
   EXPECT_THROW(choice(layout, settings), ConfigError);
+}
+
+TEST(RdaSegments, AnOverrideHoldsForVectorsToo) {
+  const Layout layout = {{tensor("a.bias", {8}), tensor("b.bias", {8})}};
+  Settings settings;
+  settings.merge_overrides = "^a=rda";
+  EXPECT_EQ(choice(layout, settings), (std::vector<bool>{true, false}));
 }
 
 }  // namespace

@@ -45,8 +45,8 @@ TEST(Ops, MergesGiveThePublishedValues) {
 
 TEST(Ops, OuterStepNeedsItsState) {
   at::Tensor theta = at::ones({3});
-  EXPECT_THROW(ops::outer_step(at::ones({3}), theta, std::nullopt, "nesterov", 0.7, 0.9), c10::ValueError);
-  ops::outer_step(at::ones({3}), theta, std::nullopt, "sgd", 0.5, 0.0);
+  EXPECT_THROW(ops::outer_step(at::ones({3}), theta, std::nullopt, "outer_optimizer=nesterov outer_momentum=0.9", 0), c10::ValueError);
+  ops::outer_step(at::ones({3}), theta, std::nullopt, "outer_lr=0.5", 0);
   EXPECT_TRUE(at::all(theta == 0.5f).item<bool>());
 }
 
