@@ -7,10 +7,22 @@ Use in training code::
 
 from diloco import logs
 from diloco._native import __version__
+from diloco.explain import Explanation, explain
 from diloco.learner import Learner, StepResult
 from diloco.optimizer import DiLoCoOptimizer
 from diloco.parameters import shard_seed
 from diloco.status import status
 from diloco.syncer import Syncer
 
-__all__ = ["DiLoCoOptimizer", "Learner", "StepResult", "Syncer", "__version__", "logs", "shard_seed", "status"]
+__all__ = [
+    "DiLoCoOptimizer",
+    "Explanation",
+    "Learner",
+    "StepResult",
+    "Syncer",
+    "__version__",
+    "explain",
+    "logs",
+    "shard_seed",
+    "status",
+]

@@ -49,6 +49,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("rank_size", &bindings::rank_size, py::arg("group"));
 
   bindings::bind_settings(m);
+  bindings::bind_plan(m);
   bindings::bind_learner(m);
   bindings::bind_syncer(m);
 }
