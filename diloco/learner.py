@@ -144,18 +144,19 @@ class Learner:
                 timeout_s,
             )
 
-    def step(self, tokens: int = 1) -> StepResult:
+    def step(self, tokens: int = 1, *, lr: float = 0.0) -> StepResult:
         """After each real optimizer step, with the number of tokens (or samples) it trained on.
 
-        Counts, stages, adopts and reports; waits for nobody, except in lockstep mode.
+        Counts, stages, adopts and reports; waits for nobody, except in lockstep mode. With `lr`, the inner learning
+        rate, the syncer can warn when a learner's schedule is not that of the others.
         """
-        return self._step(_token_count(tokens))
+        return self._step(_token_count(tokens), float(lr))
 
-    def _step(self, tokens: int) -> StepResult:
+    def _step(self, tokens: int, lr: float) -> StepResult:
         start = time.perf_counter()
         logged = True
         try:
-            adopted, reset, logged = self._c.boundary(tokens, self._write_log)
+            adopted, reset, logged = self._c.boundary(tokens, lr, self._write_log)
         finally:
             if logged:
                 self._write_log()

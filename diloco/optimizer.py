@@ -168,7 +168,7 @@ class DiLoCoOptimizer(Optimizer):
     def _boundary(self) -> None:
         if self._learner is None:
             return
-        result = self._learner._step(self._take_tokens())
+        result = self._learner._step(self._take_tokens(), self._lr())
         if result.reset:
             reset_inner_state(self._inner, result.reset)
             logger.warning(
@@ -177,6 +177,14 @@ class DiLoCoOptimizer(Optimizer):
                 self._learner.learner_id,
                 name_list(self._names[id(tensor)] for tensor in result.reset),
             )
+
+    def _lr(self) -> float:
+        """Of the first group, for the syncer to compare; 0 where an optimizer has none, or keeps it in a tensor on a
+        device, which to read would wait for it."""
+        lr = self._inner.param_groups[0].get("lr", 0.0)
+        if isinstance(lr, torch.Tensor):
+            return float(lr) if lr.device.type == "cpu" else 0.0
+        return float(lr)
 
     def _take_tokens(self) -> int:
         if self._tokens is not None:

@@ -119,12 +119,12 @@ at::Tensor anchor(PyLearner& self, std::uint32_t index, const at::Tensor& like) 
 }
 
 // Fragments adopted, parameters whose inner state must be reset, whether log lines wait to be taken.
-std::tuple<std::uint32_t, std::vector<std::uint32_t>, bool> boundary(PyLearner& self, std::uint64_t tokens,
+std::tuple<std::uint32_t, std::vector<std::uint32_t>, bool> boundary(PyLearner& self, std::uint64_t tokens, double lr,
                                                                      const py::object& while_waiting) {
   RECORD_USER_SCOPE("diloco::boundary");  // what a profiler shows
   const auto interrupted = callback_with_gil(while_waiting);
   const py::gil_scoped_release release;
-  BoundaryResult result = self.get().boundary(tokens, interrupted);
+  BoundaryResult result = self.get().boundary({tokens, lr}, interrupted);
   return {result.adopted, std::move(result.reset_inner_state), !self.log().empty()};
 }
 
@@ -144,6 +144,8 @@ py::dict stats_dict(PyLearner& self) {
   out["steps"] = stats.steps;
   out["tokens"] = stats.tokens;
   out["clock"] = stats.clock;
+  out["run_clock"] = stats.run_clock;
+  out["run_tokens"] = stats.run_tokens;
   out["adoptions"] = stats.adoptions;
   out["contributions_sent"] = stats.contributions_sent;
   out["contributions_merged"] = stats.contributions_merged;
@@ -169,7 +171,7 @@ void bind_learner(py::module_& m) {
            py::arg("settings"), py::arg("give_up_after_s"), py::arg("staging_bytes"), py::arg("ledger_dir"),
            py::arg("linger_s"))
       .def("join", &join, py::arg("timeout_s"), py::arg("while_waiting"))
-      .def("boundary", &boundary, py::arg("tokens"), py::arg("while_waiting"))
+      .def("boundary", &boundary, py::arg("tokens"), py::arg("lr"), py::arg("while_waiting"))
       .def("close", [](PyLearner& self, double flush_s) { self.get().close(flush_s); }, py::arg("flush_s"), GilFree())
       .def("stats", &stats_dict)
       .def("learner_id", [](PyLearner& self) { return self.get().learner_id(); })

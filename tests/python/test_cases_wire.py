@@ -368,7 +368,7 @@ def test_a_second_hello_begins_a_new_session_and_the_old_one_is_void(cluster: Cl
         raw.say("step", STEP, session=old)
         raw.control.expect("rehello")
         raw.say("step", STEP)  # the new one is alive
-        raw.say("heartbeat", pack({"probe": True, "discarded": {}, "memory_bytes": 0}))
+        raw.say("heartbeat", pack({"probe": True, "discarded": {}, "lr": 0.0}))
         assert raw.control.expect("heartbeat").header["session"] == raw.session
 
 
@@ -389,7 +389,7 @@ def test_a_session_belongs_to_its_connection(cluster: Cluster) -> None:
         for kind in ("goodbye", "step"):
             thief.say(kind, STEP if kind == "step" else b"", session=owner.session, incarnation=owner.incarnation)
             thief.control.expect("rehello")
-        owner.say("heartbeat", pack({"probe": True, "discarded": {}, "memory_bytes": 0}))
+        owner.say("heartbeat", pack({"probe": True, "discarded": {}, "lr": 0.0}))
         owner.control.expect("heartbeat")
         assert not [event for event in cluster.syncer.events[start:] if event["event"] == "leave"]
 

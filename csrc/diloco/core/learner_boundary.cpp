@@ -7,11 +7,12 @@
 
 namespace diloco {
 
-void LearnerCore::Impl::on_boundary(std::uint64_t step_tokens) {
+void LearnerCore::Impl::on_boundary(const Boundary& boundary) {
   in_boundary = true;
   ++steps;
   ++clock;
-  tokens += step_tokens;
+  tokens += boundary.tokens;
+  lr = boundary.lr;
   actions.push_back(Progress{tokens});
   for (FragmentId p = 0; p < fragments.size(); ++p) stage(p);
 }

@@ -49,7 +49,7 @@ std::vector<LearnerAction> LearnerCore::Impl::handle(const LearnerEvent& event, 
         if constexpr (std::is_same_v<E, ChannelUp>) on_channel_up(e.channel);
         if constexpr (std::is_same_v<E, ChannelDown>) lose(e.why, false);
         if constexpr (std::is_same_v<E, ChannelFrame>) on_frame(e);
-        if constexpr (std::is_same_v<E, Boundary>) on_boundary(e.tokens);
+        if constexpr (std::is_same_v<E, Boundary>) on_boundary(e);
         if constexpr (std::is_same_v<E, StagesDone>) on_stages_done();
         if constexpr (std::is_same_v<E, Recheck>) on_recheck();
         if constexpr (std::is_same_v<E, AdoptsDone>) on_adopts_done();
@@ -93,6 +93,7 @@ void LearnerCore::Impl::on_time() {
     } else if (liveness.must_speak(now)) {
       liveness.said(now);
       Heartbeat beat;
+      beat.lr = lr;
       for (std::size_t i = 0; i < discarded.size(); ++i) {
         if (discarded[i] > 0) beat.discarded[reason_name(static_cast<DiscardReason>(i))] = discarded[i];
       }
@@ -126,6 +127,8 @@ LearnerStats LearnerCore::Impl::stats() const {
   out.steps = steps;
   out.tokens = tokens;
   out.clock = clock;
+  out.run_clock = run_clock;
+  out.run_tokens = run_tokens;
   out.adoptions = adoptions;
   out.contributions_sent = contributions_sent;
   out.contributions_merged = contributions_merged;

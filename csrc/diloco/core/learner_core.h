@@ -39,6 +39,7 @@ struct ChannelFrame {
 };
 struct Boundary {  // one real optimizer step has been made with this many tokens
   std::uint64_t tokens = 1;
+  double lr = 0.0;  // of the inner optimizer; 0 = not known
 };
 struct StagesDone {};
 struct Recheck {};  // lockstep, while holding()
@@ -116,6 +117,8 @@ struct LearnerStats {
   std::map<std::string, std::uint64_t> discarded;           // reason -> tokens, summed over fragments
   std::uint64_t staged_bytes = 0, sent_image_bytes = 0, arriving_bytes = 0;
   std::vector<Version> versions;
+  Clock run_clock = 0;           // how far the run was at the last WELCOME: largest clock of a learner,
+  std::uint64_t run_tokens = 0;  // and tokens of all learners
 };
 
 class LearnerCore {

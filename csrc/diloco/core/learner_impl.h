@@ -94,7 +94,7 @@ struct LearnerCore::Impl {
   Header header_template() const;
 
   // learner_boundary.cpp
-  void on_boundary(std::uint64_t tokens);
+  void on_boundary(const Boundary& boundary);
   void stage(FragmentId fragment);
   void on_stages_done();
   void on_recheck();
@@ -150,6 +150,9 @@ struct LearnerCore::Impl {
   // Progress.
   std::uint64_t steps = 0, tokens = 0;
   Clock clock = 0;
+  double lr = 0.0;
+  Clock run_clock = 0;
+  std::uint64_t run_tokens = 0;
   std::vector<Adopted> unreported;
   bool in_boundary = false;
   bool holding = false;

@@ -211,6 +211,8 @@ void LearnerCore::Impl::on_welcome(const Header& header, Bytes payload) {
   session = header.session;
   epoch = session_epoch = header.epoch;
   lane_token = welcome->lane_token;
+  run_clock = welcome->run_clock;
+  run_tokens = welcome->run_tokens;
   settings = from_syncer;
   if (!plan) {
     plan = welcome->plan;

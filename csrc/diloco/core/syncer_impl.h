@@ -78,6 +78,8 @@ struct Session {
   std::uint64_t steps = 0, tokens = 0;
   TimePoint last_step = 0.0;
   Ema step_s{0.3}, tokens_per_s{0.2};
+  double lr = 0.0;           // 0 = not known
+  unsigned lr_apart = 0;     // heartbeats in a row with a learning rate far from everybody else's
 
   // Per fragment.
   std::vector<Version> adopted;
@@ -173,6 +175,7 @@ struct SyncerCore::Impl {
   void end_session(SessionId id, const std::string& why, bool cut);
   void on_peer_gone(PeerId peer, const std::string& why);
   void on_heartbeat(Session& session, const Heartbeat& heartbeat);
+  void check_lr(Session& session);
   void on_step(Session& session, const Step& step);
   void resolve_pending(SessionId probed, bool alive);
   void bump_epoch(std::uint64_t at_least);

@@ -95,7 +95,7 @@ void SyncerCore::Impl::on_hello(PeerId peer, const Header& header, Bytes payload
       }
     }
     pending_hellos[peer] = {peer, header, *hello, id, now + kProbeS};
-    send(session.control, MessageType::kHeartbeat, &session, encode(Heartbeat{true, {}, 0}));
+    send(session.control, MessageType::kHeartbeat, &session, encode(Heartbeat{true, {}, 0.0}));
     return;
   }
   admit(peer, header, *hello);
@@ -239,6 +239,11 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
   for_each_held([&](const Contribution& held) {
     if (held.incarnation == account.incarnation) welcome.held.emplace_back(held.begin.fragment, held.begin.to);
   });
+  for (const auto& [other, life] : past) welcome.run_tokens += life.tokens;
+  for (const auto& [other, life] : accounts) {
+    welcome.run_tokens += life.tokens;
+    welcome.run_clock = std::max(welcome.run_clock, life.clock);
+  }
   send(peer, MessageType::kWelcome, &session, encode(welcome));
   record(nlohmann::json{{"event", "join"}, {"learner", account.learner}, {"incarnation", hex(account.incarnation)},
                         {"host", account.host}, {"pid", account.pid}, {"epoch", epoch}});
@@ -278,7 +283,27 @@ void SyncerCore::Impl::on_peer_gone(PeerId peer, const std::string& why) {
 
 void SyncerCore::Impl::on_heartbeat(Session& session, const Heartbeat& heartbeat) {
   session.account->discarded = heartbeat.discarded;
+  session.lr = heartbeat.lr;
+  check_lr(session);
   if (heartbeat.probe) send(session.control, MessageType::kHeartbeat, &session, encode(Heartbeat{}));
+}
+
+// A learner whose learning rate stays far from all others' follows another schedule: one that was restarted, mostly.
+void SyncerCore::Impl::check_lr(Session& session) {
+  constexpr double kFactor = 4.0;
+  constexpr unsigned kSayAt = 10;  // heartbeats in a row: during a warm-up learners that started together differ briefly
+  double nearest = 0.0, apart = kNever;
+  for (const auto& [id, other] : sessions) {
+    if (other.control == 0 || &other == &session || other.lr <= 0.0 || session.lr <= 0.0) continue;
+    const double ratio = std::max(other.lr / session.lr, session.lr / other.lr);
+    if (ratio < apart) apart = ratio, nearest = other.lr;
+  }
+  session.lr_apart = nearest > 0.0 && apart > kFactor ? session.lr_apart + 1 : 0;
+  if (session.lr_apart != kSayAt) return;
+  log(LogLevel::kWarning,
+      fmt::format("learner '{}' trains with learning rate {:.3g}, the others with {:.3g} at the nearest: does it follow "
+                  "another schedule? The run is at clock {}; a learner's stats() have run_clock and run_tokens to place a "
+                  "schedule by", session.account->learner, session.lr, nearest, session.clock));
 }
 
 void SyncerCore::Impl::on_step(Session& session, const Step& step) {

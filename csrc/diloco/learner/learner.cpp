@@ -164,11 +164,11 @@ bool Learner::join(Seconds timeout_s) {
   return joined;
 }
 
-BoundaryResult Learner::boundary(std::uint64_t tokens, const std::function<void()>& interrupted) {
+BoundaryResult Learner::boundary(const Boundary& event, const std::function<void()>& interrupted) {
   impl_->check_process("boundary()");
   impl_->deliver_logs();
   BoundaryResult result;
-  impl_->boundary(tokens, interrupted, &result);
+  impl_->boundary(event, interrupted, &result);
   return result;
 }
 

@@ -45,8 +45,8 @@ class Learner {
   // Waits until the syncer's weights have arrived and adopts them, at most `timeout_s`; true if they did. Returns early
   // with false when the syncer is unreachable. Throws ConfigError when refused.
   bool join(Seconds timeout_s);
-  // After one real optimizer step on `tokens` tokens. `interrupted` is polled while lockstep holds (may throw).
-  BoundaryResult boundary(std::uint64_t tokens, const std::function<void()>& interrupted = {});
+  // After one real optimizer step. `interrupted` is polled while lockstep holds (may throw).
+  BoundaryResult boundary(const Boundary& event, const std::function<void()>& interrupted = {});
   // Waits (bounded) until everything sent so far has reached the syncer and tells it goodbye. Idempotent.
   void close(Seconds flush_s);
   bool closed() const;

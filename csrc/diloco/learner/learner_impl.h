@@ -59,7 +59,7 @@ struct Learner::Impl {
 
   // ---- the training thread (training_thread.cpp) ----
 
-  void boundary(std::uint64_t tokens, const std::function<void()>& interrupted, BoundaryResult* result);
+  void boundary(const Boundary& event, const std::function<void()>& interrupted, BoundaryResult* result);
   bool join(Seconds timeout_s);
   void close(Seconds flush_s);
   // The callback may be Python: it is called on the caller's thread and without the mutex.

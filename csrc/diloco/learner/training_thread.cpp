@@ -50,12 +50,12 @@ void Learner::Impl::hold(std::unique_lock<std::mutex>& lock, const std::function
   }
 }
 
-void Learner::Impl::boundary(std::uint64_t tokens, const std::function<void()>& interrupted, BoundaryResult* result) {
+void Learner::Impl::boundary(const Boundary& event, const std::function<void()>& interrupted, BoundaryResult* result) {
   {
     const std::lock_guard lock(mutex);
     if (closed) throw std::logic_error("boundary(): this learner is closed; create a new one to train on");
     throw_if_failed();
-    feed(Boundary{tokens});
+    feed(event);
   }
   stage_all();
   std::exception_ptr interruption;

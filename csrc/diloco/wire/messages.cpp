@@ -1,5 +1,6 @@
 #include "diloco/wire/messages.h"
 
+#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -65,6 +66,12 @@ class Map {
   }
   std::uint32_t u32(const char* key) const {
     return static_cast<std::uint32_t>(uint(key, std::numeric_limits<std::uint32_t>::max()));
+  }
+  double number(const char* key) const {  // finite, at least 0
+    const json& value = at(key);
+    const double number = value.is_number() ? value.get<double>() : -1.0;
+    if (!std::isfinite(number) || number < 0.0) throw Refused(name(key) + " must be a number, at least 0");
+    return number;
   }
   bool boolean(const char* key) const {
     if (!at(key).is_boolean()) throw Refused(name(key) + " must be true or false");
@@ -370,7 +377,9 @@ std::string encode(const Welcome& m) {
                {"settings", m.settings},
                {"versions", versions_json(m.versions)},
                {"merged_to", m.merged_to},
-               {"held", held}});
+               {"held", held},
+               {"run_clock", m.run_clock},
+               {"run_tokens", m.run_tokens}});
 }
 
 std::optional<Welcome> decode_welcome(Bytes bytes, std::string* why) {
@@ -389,6 +398,8 @@ std::optional<Welcome> decode_welcome(Bytes bytes, std::string* why) {
       const auto fragment = as_uint(row[0], what, m.plan.fragments.size() - 1);
       m.held.emplace_back(static_cast<FragmentId>(fragment), as_uint(row[1], what));
     });
+    m.run_clock = map.uint("run_clock");
+    m.run_tokens = map.uint("run_tokens");
   });
 }
 
@@ -462,7 +473,7 @@ std::optional<Step> decode_step(Bytes bytes, std::string* why) {
 // ---- HEARTBEAT ----
 
 std::string encode(const Heartbeat& m) {
-  return pack({{"probe", m.probe}, {"discarded", m.discarded}, {"memory_bytes", m.memory_bytes}});
+  return pack({{"probe", m.probe}, {"discarded", m.discarded}, {"lr", m.lr}});
 }
 
 std::optional<Heartbeat> decode_heartbeat(Bytes bytes, std::string* why) {
@@ -475,7 +486,7 @@ std::optional<Heartbeat> decode_heartbeat(Bytes bytes, std::string* why) {
       if (reason.size() > kMaxShort || !is_clean_text(reason, false)) throw Refused("discarded has a bad name");
       m.discarded[reason] = as_uint(tokens, "discarded." + reason);
     }
-    m.memory_bytes = map.uint("memory_bytes");
+    m.lr = map.number("lr");
   });
 }
 

@@ -54,6 +54,9 @@ struct Welcome {
   // (fragment, to) of every contribution of this incarnation that is still held here: all others that were sent in
   // earlier sessions of this syncer will never be merged.
   std::vector<std::pair<FragmentId, std::uint64_t>> held;
+  // How far the run is, for whoever places a schedule by it: largest clock of a learner, tokens of all lives.
+  Clock run_clock = 0;
+  std::uint64_t run_tokens = 0;
 };
 
 struct Reject {
@@ -78,7 +81,7 @@ struct Heartbeat {
   bool probe = false;  // "answer at once"
   // Learner -> syncer only: totals so far, summed over fragments.
   std::map<std::string, std::uint64_t> discarded;
-  std::uint64_t memory_bytes = 0;
+  double lr = 0.0;  // of its inner optimizer; 0 = not known
 };
 
 struct Arm {

@@ -87,7 +87,7 @@ inline bool train_until(Learner& learner, Bowl& bowl, float lr, const std::funct
     if (done()) return true;
     bowl.step(lr);
     compute();
-    learner.boundary(1);
+    learner.boundary({1});
   }
   return done();
 }

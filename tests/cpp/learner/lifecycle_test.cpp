@@ -53,7 +53,7 @@ TEST_P(Lifecycle, CloseIsBoundedWithoutASyncer) {
   EXPECT_FALSE(learner->join(20)) << "an unreachable syncer ends the wait";
   for (int i = 0; i < 50; ++i) {
     bowl.step(0.1f);
-    learner->boundary(1);
+    learner->boundary({1});
   }
   EXPECT_EQ(learner->stats().steps, 50u);
   const TimePoint start = monotonic_now();
@@ -61,7 +61,7 @@ TEST_P(Lifecycle, CloseIsBoundedWithoutASyncer) {
   EXPECT_LT(monotonic_now() - start, 5.0);
   learner->close(1.0);
   EXPECT_TRUE(learner->closed());
-  EXPECT_THROW(learner->boundary(1), std::logic_error);
+  EXPECT_THROW(learner->boundary({1}), std::logic_error);
 }
 
 TEST_P(Lifecycle, CloseIsBoundedWhenTheSyncerIsGone) {
@@ -76,7 +76,7 @@ TEST_P(Lifecycle, CloseIsBoundedWhenTheSyncerIsGone) {
   syncer.reset();
   for (int i = 0; i < 20; ++i) {
     bowl.step(0.1f);
-    learner->boundary(1);
+    learner->boundary({1});
   }
   const TimePoint start = monotonic_now();
   learner->close(1.0);
@@ -90,7 +90,7 @@ TEST_P(Lifecycle, GivingUpIsAnErrorOfTheNextCall) {
   options.linger_s = 0.1;
   const auto learner = net.learner("127.0.0.1:9", options, bowl.store);
   EXPECT_THROW(train_until(*learner, bowl, 0.1f, [] { return false; }), TransportError);
-  EXPECT_THROW(learner->boundary(1), TransportError);
+  EXPECT_THROW(learner->boundary({1}), TransportError);
   learner->close(0.1);
 }
 
@@ -107,7 +107,7 @@ TEST_P(Lifecycle, ForkedChildIsRefusedAndParentGoesOn) {
   if (child == 0) {
     int status = 1;
     try {
-      learner->boundary(1);
+      learner->boundary({1});
     } catch (const std::logic_error& error) {
       const std::string text = error.what();
       status = text.find(std::to_string(::getppid())) != std::string::npos ? 0 : 2;
@@ -161,7 +161,7 @@ TEST_P(Lifecycle, LearnersAndSyncerDestroyedInEitherOrder) {
     Bowl bowl(1.0f);
     auto learner = net.learner(syncer->endpoint(), named("short"), bowl.store);
     learner->join(20);
-    for (int i = 0; i < 10; ++i) learner->boundary(1);
+    for (int i = 0; i < 10; ++i) learner->boundary({1});
     if (syncer_first) syncer.reset();
     learner.reset();
     syncer.reset();

@@ -66,7 +66,7 @@ void expect_reference(Net& net, const Settings& settings) {
       const TimePoint deadline = monotonic_now() + 60;
       for (std::uint32_t step = 0; step < kOuter * settings.sync_every; ++step) {
         bowls[i].step(0.1f);
-        learners[i]->boundary(1, [&] {
+        learners[i]->boundary({1}, [&] {
           if (monotonic_now() > deadline) throw std::runtime_error("lockstep held for too long");
         });
       }
@@ -105,7 +105,7 @@ TEST_P(LockstepRun, OneLearnerEqualsItsBareInnerOptimizer) {
   for (int step = 0; step < 50; ++step) {
     bowl.step(0.05f);
     bare.step(0.05f);
-    learner->boundary(1);
+    learner->boundary({1});
   }
   EXPECT_EQ(learner->stats().contributions_merged, 10u);
   EXPECT_LT(bowl.distance_to(bare.store->values[0][0]), 1e-5);
@@ -122,7 +122,7 @@ TEST_P(LockstepRun, InterruptingAHoldGetsOut) {
   int steps = 0;
   EXPECT_THROW(
       {
-        for (; steps < 100; ++steps) learner->boundary(1, [] { throw std::runtime_error("Ctrl-C"); });
+        for (; steps < 100; ++steps) learner->boundary({1}, [] { throw std::runtime_error("Ctrl-C"); });
       },
       std::runtime_error);
   EXPECT_EQ(steps, 4) << "the fifth step is the first that waits";

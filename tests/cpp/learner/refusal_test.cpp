@@ -23,7 +23,7 @@ struct Refusal : NetTest {
       learner->join(20);
     } catch (const ConfigError& error) {
       text = error.what();
-      EXPECT_THROW(learner->boundary(1), ConfigError) << "every call after";
+      EXPECT_THROW(learner->boundary({1}), ConfigError) << "every call after";
       EXPECT_EQ(learner->stats().state, "rejected");
     }
     learner->close(1);
@@ -225,7 +225,7 @@ TEST_P(Refusal, ALearnerThatStaysPoisonedIsEjected) {
   std::string text = "not ejected";
   try {
     train_until(*learner, sick, std::numeric_limits<float>::quiet_NaN(), [&] {
-      first->boundary(1);
+      first->boundary({1});
       return false;
     });
   } catch (const ConfigError& error) {

@@ -70,11 +70,11 @@ struct SyncerStop : ::testing::Test {
     const TimePoint deadline = monotonic_now() + 30;
     while (open_rounds() == 0 && monotonic_now() < deadline) {
       bowl.step(0.1f);
-      learner->boundary(1);
+      learner->boundary({1});
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     ASSERT_EQ(open_rounds(), 1u);
-    learner->boundary(1);  // so that there is something to pull
+    learner->boundary({1});  // so that there is something to pull
     syncer->stop(shutdown_s);
     rounds_merged = nlohmann::json::parse(syncer->status_json())["rounds_merged"];
   }

@@ -107,8 +107,8 @@ TEST(WireMessages, PullVerdictHeartbeatArmRejectGoodbyeKeepEveryField) {
               std::tie(v.fragment, v.from, v.to, v.reason, v.readopt, v.text));
     const Heartbeat h = any_heartbeat(random);
     const Heartbeat heartbeat = decode_heartbeat(as_bytes(encode(h)), nullptr).value();
-    EXPECT_EQ(std::tie(heartbeat.probe, heartbeat.discarded, heartbeat.memory_bytes),
-              std::tie(h.probe, h.discarded, h.memory_bytes));
+    EXPECT_EQ(std::tie(heartbeat.probe, heartbeat.discarded, heartbeat.lr),
+              std::tie(h.probe, h.discarded, h.lr));
     const Arm a = any_arm(random);
     EXPECT_EQ(decode_arm(as_bytes(encode(a)), nullptr).value().fragments, a.fragments);
     const Reject r{any_text(random, 20), any_text(random, 90)};

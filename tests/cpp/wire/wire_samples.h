@@ -103,6 +103,8 @@ inline Welcome any_welcome(Random& random) {
     m.merged_to.push_back(any_uint(random));
     if (below(random, 2)) m.held.emplace_back(p, any_uint(random));
   }
+  m.run_clock = any_uint(random);
+  m.run_tokens = any_uint(random);
   return m;
 }
 
@@ -119,7 +121,7 @@ inline Heartbeat any_heartbeat(Random& random) {
   for (std::size_t i = 0; i < below(random, 7); ++i) {
     m.discarded[reason_name(static_cast<DiscardReason>(i))] = any_uint(random);
   }
-  m.memory_bytes = any_uint(random);
+  m.lr = static_cast<double>(below(random, 1000)) / 1000.0;
   return m;
 }
 
