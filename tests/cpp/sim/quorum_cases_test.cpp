@@ -100,7 +100,7 @@ TEST(QuorumCases, EffectivePeriodAndOverlapAreReported) {
 
   auto options = cluster_of({1.0, 1.0});
   options.layout = small_layout(3, 16, 40);
-  options.bytes_per_s = 700.0;
+  options.bytes_per_s = 500.0;
   Cluster narrow(options);
   narrow.run_until(1500.0);
   expect_sound(narrow);
