@@ -365,8 +365,8 @@ def build(mutation: Mutation, folder: Path) -> Path:
 def run(program: Path, folder: Path) -> tuple[int, list[dict[str, object]]]:
     report = folder / "report.json"
     command = [str(program), "--events", str(EVENTS), "--seed", str(SEED), "--mode", "small", "--json", str(report)]
-    done = subprocess.run(command, capture_output=True, timeout=LIMIT_S)
-    return done.returncode, json.loads(report.read_text())["violations"] if report.exists() else []
+    status = subprocess.run(command, capture_output=True, timeout=LIMIT_S).returncode
+    return status, json.loads(report.read_text())["violations"] if status in (0, 1) else []
 
 
 def judge(mutation: Mutation) -> Result:
