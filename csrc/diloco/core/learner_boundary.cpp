@@ -27,6 +27,7 @@ void LearnerCore::Impl::stage(FragmentId p) {
   if (on_schedule) fragment.expecting = true;
   // Work sent and then overwritten here must be settled first, or two accounts of the same fragment would be open.
   if (fragment.limbo_from < fragment.limbo_to) return;
+  const std::uint64_t epoch = link_of(p).epoch;
   if (!wanted || tokens <= fragment.from || fragment.adopted.epoch != epoch || epoch == 0) return;
   // About to change under the copy; but a waiting pull is answered first, or overwriting would starve slow learners.
   if (fragment.readopt || (!lockstep && fragment.ready && !fragment.pull)) return;
@@ -73,7 +74,9 @@ void LearnerCore::Impl::on_stages_done() {
     fragment.staged = *std::exchange(fragment.staging, std::nullopt);
     answer(p);
   }
-  if (settings.mode == Mode::kLockstep) report();  // the syncer opens the round at this clock while we hold
+  if (settings.mode == Mode::kLockstep) {
+    for (auto& link : links) report(link);  // the syncer opens the round at this clock while we hold
+  }
   on_recheck();
 }
 
@@ -110,7 +113,7 @@ void LearnerCore::Impl::adopt_ready() {
 
 void LearnerCore::Impl::discard(FragmentId p, std::uint64_t from, std::uint64_t to, DiscardReason reason) {
   if (from >= to) return;
-  discarded[static_cast<std::size_t>(reason)] += to - from;
+  link_of(p).discarded[static_cast<std::size_t>(reason)] += to - from;
   actions.push_back(Discard{p, from, to, reason});
 }
 
@@ -228,7 +231,7 @@ void LearnerCore::Impl::adopt(FragmentId p) {
   fragment.expecting = false;
   clock = std::max(clock, image.clock);
   fragment.ready.reset();
-  unreported.push_back({p, fragment.adopted});
+  link_of(p).unreported.push_back({p, fragment.adopted});
   ++adoptions;
   actions.push_back(std::move(action));
 }
@@ -254,14 +257,16 @@ void LearnerCore::Impl::on_adopts_done() {
     if (!std::exchange(fragment.adopting, false)) continue;
     if (fragment.anchor_wanted) send_anchor(p);
   }
-  if (settings.mode == Mode::kDecoupled || !unreported.empty()) report();
-  pump();
+  for (auto& link : links) {
+    if (settings.mode == Mode::kDecoupled || !link.unreported.empty()) report(link);
+    pump(link);
+  }
 }
 
-void LearnerCore::Impl::report() {
-  if (link != Link::kUp) return;
-  send(Channel::kControl, MessageType::kStep, encode(Step{clock, steps, tokens, unreported}));
-  unreported.clear();
+void LearnerCore::Impl::report(ShardLink& link) {
+  if (!link.up()) return;
+  send(link, Channel::kControl, MessageType::kStep, encode(Step{clock, steps, tokens, link.unreported}));
+  link.unreported.clear();
 }
 
 }  // namespace diloco

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "diloco/base/errors.h"
 #include "diloco/core/learner_impl.h"
 
 namespace diloco {
@@ -16,10 +17,14 @@ std::vector<LearnerAction> LearnerCore::handle(const LearnerEvent& event, TimePo
 TimePoint LearnerCore::next_deadline() const { return impl_->next_deadline(); }
 bool LearnerCore::holding() const { return impl_->holding; }
 bool LearnerCore::joined() const {
-  if (impl_->link != Impl::Link::kUp) return false;
-  return std::all_of(impl_->fragments.begin(), impl_->fragments.end(), [this](const LearnerFragment& fragment) {
-    return fragment.ready.has_value() || fragment.adopted.epoch == impl_->epoch;
-  });
+  for (const auto& link : impl_->links) {
+    if (!link.up()) return false;
+  }
+  for (FragmentId p = 0; p < impl_->fragments.size(); ++p) {
+    const LearnerFragment& fragment = impl_->fragments[p];
+    if (!fragment.ready && fragment.adopted.epoch != impl_->link_of(p).epoch) return false;
+  }
+  return true;
 }
 std::string LearnerCore::holding_for() const {
   for (FragmentId p = 0; p < impl_->fragments.size(); ++p) {
@@ -38,16 +43,22 @@ LearnerStats LearnerCore::stats() const { return impl_->stats(); }
 
 LearnerCore::Impl::Impl(LearnerCoreOptions given) : options(std::move(given)), layout(options.layout) {
   check_layout(layout);
+  if (options.shards == 0) throw ConfigError("shards: expected at least 1, got 0");
+  links.resize(options.shards);
+  for (std::uint32_t shard = 0; shard < options.shards; ++shard) links[shard].shard = shard;
 }
 
 std::vector<LearnerAction> LearnerCore::Impl::handle(const LearnerEvent& event, TimePoint time) {
   now = time;
-  if (away_since < 0.0) away_since = retry_at = now;
+  if (!started) {
+    started = true;
+    for (auto& link : links) link.away_since = link.retry_at = now;
+  }
   std::visit(
       [this](const auto& e) {
         using E = std::decay_t<decltype(e)>;
-        if constexpr (std::is_same_v<E, ChannelUp>) on_channel_up(e.channel);
-        if constexpr (std::is_same_v<E, ChannelDown>) lose(e.why, false);
+        if constexpr (std::is_same_v<E, ChannelUp>) on_channel_up(links.at(e.shard), e.channel);
+        if constexpr (std::is_same_v<E, ChannelDown>) lose(links.at(e.shard), e.why, false);
         if constexpr (std::is_same_v<E, ChannelFrame>) on_frame(e);
         if constexpr (std::is_same_v<E, Boundary>) on_boundary(e);
         if constexpr (std::is_same_v<E, StagesDone>) on_stages_done();
@@ -66,40 +77,52 @@ std::vector<LearnerAction> LearnerCore::Impl::handle(const LearnerEvent& event, 
 void LearnerCore::Impl::on_time() {
   if (closed) return;
   if (closing) {
-    const bool flushed = link != Link::kUp || uplink.idle();
+    const bool flushed = std::all_of(links.begin(), links.end(),
+                                     [](const ShardLink& link) { return !link.up() || link.uplink.idle(); });
     if (!flushed && now < *closing) return;
-    if (link == Link::kUp) send(Channel::kControl, MessageType::kGoodbye, {});
+    for (auto& link : links) {
+      if (link.up()) send(link, Channel::kControl, MessageType::kGoodbye, {});
+    }
     closed = true;
     actions.push_back(Closed{});
     return;
   }
-  if (rejected || gave_up) return;
-  if (link != Link::kUp && options.give_up_after_s > 0.0 && now >= away_since + options.give_up_after_s) {
-    gave_up = true;
-    holding = false;
-    actions.push_back(GaveUp{fmt::format("no syncer at {} for {:.1f} s (give_up_after_s); start it, or raise the limit",
-                                         options.endpoint_text, options.give_up_after_s)});
-    return;
-  }
-  if (link == Link::kDown && now >= retry_at) {
-    link = Link::kConnecting;
-    attempt_deadline = now + settings.heartbeat_timeout_s;
-    actions.push_back(ConnectChannel{Channel::kControl});
-  } else if (link != Link::kDown && link != Link::kUp && now >= attempt_deadline) {
-    lose("no answer to the greeting", false);
-  } else if (link == Link::kUp) {
-    if (liveness.silent(now)) {
-      lose(fmt::format("silent for {:.1f} s", settings.heartbeat_timeout_s), true);
-    } else if (liveness.must_speak(now)) {
-      liveness.said(now);
-      Heartbeat beat;
-      beat.lr = lr;
-      for (std::size_t i = 0; i < discarded.size(); ++i) {
-        if (discarded[i] > 0) beat.discarded[reason_name(static_cast<DiscardReason>(i))] = discarded[i];
-      }
-      send(Channel::kControl, MessageType::kHeartbeat, encode(beat));
+  if (rejected || gave_up || give_up()) return;
+  for (auto& link : links) on_time(link);
+}
+
+void LearnerCore::Impl::on_time(ShardLink& link) {
+  if (link.down()) {
+    if (now < link.retry_at) return;
+    link.state = ShardLink::State::kConnecting;
+    link.attempt_deadline = now + settings.heartbeat_timeout_s;
+    actions.push_back(ConnectChannel{Channel::kControl, link.shard});
+  } else if (!link.up()) {
+    if (now >= link.attempt_deadline) lose(link, "no answer to the greeting", false);
+  } else if (link.liveness.silent(now)) {
+    lose(link, fmt::format("silent for {:.1f} s", settings.heartbeat_timeout_s), true);
+  } else if (link.liveness.must_speak(now)) {
+    link.liveness.said(now);
+    Heartbeat beat;
+    beat.lr = lr;
+    for (std::size_t i = 0; i < link.discarded.size(); ++i) {
+      if (link.discarded[i] > 0) beat.discarded[reason_name(static_cast<DiscardReason>(i))] = link.discarded[i];
     }
+    send(link, Channel::kControl, MessageType::kHeartbeat, encode(beat));
   }
+}
+
+bool LearnerCore::Impl::give_up() {
+  const auto gone = std::find_if(links.begin(), links.end(), [this](const ShardLink& link) {
+    return !link.up() && options.give_up_after_s > 0.0 && now >= link.away_since + options.give_up_after_s;
+  });
+  if (gone == links.end()) return false;
+  gave_up = true;
+  holding = false;
+  actions.push_back(GaveUp{fmt::format("no {} for {:.1f} s (give_up_after_s); start it, or raise the limit",
+                                       name_of(*gone), options.give_up_after_s)});
+  leave();
+  return true;
 }
 
 TimePoint LearnerCore::Impl::next_deadline() const {
@@ -108,22 +131,27 @@ TimePoint LearnerCore::Impl::next_deadline() const {
   if (closing) return *closing;
   if (rejected || gave_up) return kNever;
   TimePoint at = kNever;
-  if (link == Link::kDown) at = retry_at;
-  else if (link == Link::kUp) at = liveness.deadline();
-  else at = attempt_deadline;
-  if (link != Link::kUp && options.give_up_after_s > 0.0 && away_since >= 0.0) {
-    at = std::min(at, away_since + options.give_up_after_s);
+  for (const auto& link : links) {
+    at = std::min(at, link.down() ? link.retry_at : link.up() ? link.liveness.deadline() : link.attempt_deadline);
+    if (!link.up() && options.give_up_after_s > 0.0 && started) {
+      at = std::min(at, link.away_since + options.give_up_after_s);
+    }
   }
   return at;
 }
 
+const char* LearnerCore::Impl::state() const {
+  if (closed || closing) return "closed";
+  if (rejected || gave_up) return "rejected";
+  const auto joined = std::count_if(links.begin(), links.end(), [](const ShardLink& link) { return link.ever_joined; });
+  if (joined == 0) return "connecting";
+  if (static_cast<std::size_t>(joined) < links.size()) return "joining";
+  return std::all_of(links.begin(), links.end(), [](const ShardLink& link) { return link.up(); }) ? "training" : "away";
+}
+
 LearnerStats LearnerCore::Impl::stats() const {
   LearnerStats out;
-  out.state = closed || closing ? "closed"
-              : rejected || gave_up ? "rejected"
-              : link == Link::kUp ? (ever_joined ? "training" : "joining")
-              : ever_joined ? "away" : "connecting";
-  out.epoch = epoch;
+  out.state = state();
   out.steps = steps;
   out.tokens = tokens;
   out.clock = clock;
@@ -132,10 +160,15 @@ LearnerStats LearnerCore::Impl::stats() const {
   out.adoptions = adoptions;
   out.contributions_sent = contributions_sent;
   out.contributions_merged = contributions_merged;
-  out.reconnects = reconnects;
   out.tokens_merged = tokens_merged;
-  for (std::size_t i = 0; i < discarded.size(); ++i) {
-    if (discarded[i] > 0) out.discarded[reason_name(static_cast<DiscardReason>(i))] = discarded[i];
+  for (const auto& link : links) {
+    if (!link.up()) out.shards_away.push_back(link.shard);
+    out.epoch = std::max(out.epoch, link.epoch);
+    out.reconnects += link.reconnects;
+    out.arriving_bytes += link.downlink.bytes_held();
+    for (std::size_t i = 0; i < link.discarded.size(); ++i) {
+      if (link.discarded[i] > 0) out.discarded[reason_name(static_cast<DiscardReason>(i))] += link.discarded[i];
+    }
   }
   for (const auto& fragment : fragments) {
     out.tokens_outstanding += tokens - fragment.from + (fragment.limbo_to - fragment.limbo_from);
@@ -144,7 +177,6 @@ LearnerStats LearnerCore::Impl::stats() const {
     for (const auto& image : fragment.sent) out.sent_image_bytes += image.staged.bytes->size();
     if (fragment.ready) out.arriving_bytes += fragment.ready->bytes->size();
   }
-  out.arriving_bytes += downlink.bytes_held();
   return out;
 }
 

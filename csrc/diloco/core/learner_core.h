@@ -2,6 +2,11 @@
 // which formula, what to send; the shell (learner/learner.h) moves the numbers. Not thread-safe: the shell guards it
 // with a mutex (the training thread and the I/O thread both feed it; no call computes for long).
 //
+// The syncer may be several shards. There is one connection to each, with channels, session, epoch and retries of its
+// own; a fragment's messages go over its shard's. While one shard is away its fragments wait and all others go on (in
+// lockstep training stands still once one of them is due). Plan, layout and settings come with the first WELCOME, and
+// every other shard's must agree with them.
+//
 // Boundary order: count, stage, adopt, report. One boundary =
 //   handle(Boundary) -> Stage...        execute, then
 //   handle(StagesDone) -> Adopt..., or `holding()` in lockstep: wait and handle(Recheck) until it is false
@@ -25,17 +30,21 @@
 namespace diloco {
 
 // ---- events ----
+// `shard`: whose connection it is, 0 with one shard.
 struct ChannelUp {
   Channel channel = Channel::kControl;
+  std::uint32_t shard = 0;
 };
 struct ChannelDown {
   Channel channel = Channel::kControl;
   std::string why;
+  std::uint32_t shard = 0;
 };
 struct ChannelFrame {
   Channel channel = Channel::kControl;
   Header header;
   std::span<const std::byte> payload;
+  std::uint32_t shard = 0;
 };
 struct Boundary {  // one real optimizer step has been made with this many tokens
   std::uint64_t tokens = 1;
@@ -54,13 +63,16 @@ using LearnerEvent = std::variant<ChannelUp, ChannelDown, ChannelFrame, Boundary
 // ---- actions ----
 struct ConnectChannel {
   Channel channel = Channel::kControl;
+  std::uint32_t shard = 0;
 };
 struct DropChannel {
   Channel channel = Channel::kControl;
+  std::uint32_t shard = 0;
 };
 struct SendOn {
   Channel channel = Channel::kControl;
   OutFrame frame;
+  std::uint32_t shard = 0;
 };
 struct Stage {  // out <- encode(anchor - local), payload layout of a contribution of the fragment
   FragmentId fragment = 0;
@@ -84,10 +96,11 @@ struct Discard {  // ledger: tokens [from, to) on the fragment will never be mer
 struct Progress {  // ledger: tokens so far on every fragment
   std::uint64_t tokens = 0;
 };
-struct Rejected {  // the syncer refused this learner for good; the shell raises it at the next call
+struct Rejected {  // a shard refused this learner for good; the shell raises it at the next call
   Reject reject;
 };
-struct GaveUp {    // give_up_after_s passed without a syncer
+// give_up_after_s passed without one of the shards. One is enough: without it part of the model is never synchronised.
+struct GaveUp {
   std::string text;
 };
 struct Closed {};
@@ -101,6 +114,7 @@ struct LearnerCoreOptions {
   Layout layout;
   std::map<std::string, std::string> insisted_settings;
   std::string endpoint_text;         // for messages
+  std::uint32_t shards = 1;          // of the syncer
   Seconds give_up_after_s = 0.0;     // 0 = never
   std::uint64_t staging_bytes = 0;   // 0 = no bound but the schedule
   std::function<std::uint64_t()> random;  // jitter of the back-off
@@ -109,8 +123,12 @@ struct LearnerCoreOptions {
 };
 
 struct LearnerStats {
-  std::string state;  // "connecting", "joining", "training", "away", "rejected", "closed"
-  std::uint64_t epoch = 0, steps = 0, tokens = 0;
+  // "connecting": no shard has been reached yet. "joining": some have. "training": all are connected. "away": some are
+  // no longer. "rejected", "closed".
+  std::string state;
+  std::vector<std::uint32_t> shards_away;   // not connected
+  std::uint64_t epoch = 0;                  // the highest of any shard
+  std::uint64_t steps = 0, tokens = 0;
   Clock clock = 0;
   std::uint64_t adoptions = 0, contributions_sent = 0, contributions_merged = 0, reconnects = 0;
   std::uint64_t tokens_merged = 0, tokens_outstanding = 0;  // summed over fragments
@@ -129,7 +147,7 @@ class LearnerCore {
   TimePoint next_deadline() const;
 
   bool holding() const;          // lockstep: the training thread must wait
-  bool joined() const;           // WELCOMEd, and every fragment adopted or ready to adopt
+  bool joined() const;           // WELCOMEd by every shard, and every fragment adopted or ready to adopt
   std::string holding_for() const;
   const Plan* plan() const;      // null before the first WELCOME
   const Layout& layout() const;  // the run's once WELCOMEd (same tensors, maybe another order)

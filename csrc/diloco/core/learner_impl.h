@@ -1,6 +1,7 @@
 // The learner core's state, private to core/learner_*.cpp:
 //   learner_core.cpp      dispatch, time, statistics, close
-//   learner_links.cpp     connections, HELLO and WELCOME, frames in and out
+//   learner_links.cpp     one connection per shard: HELLO and WELCOME, its loss, frames in
+//   learner_transfers.cpp what the frames ask for: uploads, arriving images
 //   learner_boundary.cpp  count, stage, adopt, report; the token accounts
 #pragma once
 
@@ -69,6 +70,34 @@ struct LearnerFragment {
   }
 };
 
+// The connection to one shard of the syncer, over all sessions.
+struct ShardLink {
+  enum class State { kDown, kConnecting, kGreeting, kLaning, kUp };
+  std::uint32_t shard = 0;
+  State state = State::kDown;
+  TimePoint retry_at = 0.0;          // when kDown
+  TimePoint attempt_deadline = 0.0;  // when neither down nor up
+  TimePoint away_since = 0.0;        // when not up
+  unsigned failures = 0;
+  bool told_away = false;
+  bool ever_joined = false;
+  std::uint64_t reconnects = 0;
+
+  SessionId session = 0;             // 0: not WELCOMEd since the last loss
+  std::uint64_t lane_token = 0;
+  std::uint64_t epoch = 0;           // of this shard, the highest seen
+  std::uint64_t session_epoch = 0;   // of the last WELCOME
+  Liveness liveness;
+  Outbox uplink;
+  Reassembly downlink;
+  ReceiverCredit downlink_credit;
+  std::vector<Adopted> unreported;   // of the shard's fragments
+  std::array<std::uint64_t, static_cast<std::size_t>(DiscardReason::kCount)> discarded{};  // likewise, in tokens
+
+  bool up() const { return state == State::kUp; }
+  bool down() const { return state == State::kDown; }
+};
+
 struct LearnerCore::Impl {
   explicit Impl(LearnerCoreOptions options);
   std::vector<LearnerAction> handle(const LearnerEvent& event, TimePoint now);
@@ -76,22 +105,38 @@ struct LearnerCore::Impl {
   void log(LogLevel level, std::string text) { actions.push_back(Log{level, std::move(text)}); }
 
   // learner_links.cpp
-  void on_channel_up(Channel channel);
-  void lose(const std::string& why, bool at_once);
+  ShardLink& link_of(FragmentId fragment) { return links[plan->fragments[fragment].shard]; }
+  const ShardLink& link_of(FragmentId fragment) const { return links[plan->fragments[fragment].shard]; }
+  bool serves(const ShardLink& link, FragmentId fragment) const;  // false for numbers not in the plan
+  std::string name_of(const ShardLink& link) const;
+  void on_channel_up(ShardLink& link, Channel channel);
+  void lose(ShardLink& link, const std::string& why, bool at_once);
+  void refuse(Reject reject);
+  void leave();
   void on_frame(const ChannelFrame& frame);
-  void on_welcome(const Header& header, Bytes payload);
-  void on_pull(const Header& header, const Pull& pull);
-  void on_begin(const Header& header, const Begin& begin);
-  void on_transfer(Reassembly::Outcome outcome);
+  void on_message(ShardLink& link, const ChannelFrame& frame);
+  void broken(ShardLink& link, MessageType type, const std::string& text);
+  void on_welcome(ShardLink& link, const Header& header, Bytes payload);
+  std::string welcome_difference(const ShardLink& link, const Welcome& welcome, const Settings& theirs) const;
+  void send(ShardLink& link, Channel channel, MessageType type, std::string body, std::uint64_t offset = 0,
+            std::uint64_t total = 0, std::uint64_t transfer = 0);
+  void say_hello(ShardLink& link);
+  Header header_template(const ShardLink& link) const;
+
+  // learner_transfers.cpp
+  void on_pull(ShardLink& link, const Header& header, const Pull& pull);
+  void on_begin(ShardLink& link, const Header& header, const Begin& begin);
+  void on_transfer(ShardLink& link, Reassembly::Outcome outcome);
   void on_verdict(const Verdict& verdict);
-  void send(Channel channel, MessageType type, std::string body, std::uint64_t offset = 0, std::uint64_t total = 0,
-            std::uint64_t transfer = 0);
-  void say_hello();
   void answer(FragmentId fragment);
   void send_anchor(FragmentId fragment);
-  void pump();
+  void pump(ShardLink& link);
+
+  // learner_core.cpp
   void on_time();
-  Header header_template() const;
+  void on_time(ShardLink& link);
+  bool give_up();
+  const char* state() const;
 
   // learner_boundary.cpp
   void on_boundary(const Boundary& boundary);
@@ -102,7 +147,7 @@ struct LearnerCore::Impl {
   void adopt(FragmentId fragment);
   void readopt(FragmentId fragment);
   void on_adopts_done();
-  void report();
+  void report(ShardLink& link);
   bool wants_adoption(FragmentId fragment) const;
   bool must_hold(FragmentId fragment) const;
   void discard(FragmentId fragment, std::uint64_t from, std::uint64_t to, DiscardReason reason);
@@ -115,36 +160,20 @@ struct LearnerCore::Impl {
 
   LearnerCoreOptions options;
   TimePoint now = 0.0;
+  bool started = false;  // `now` has been told
   std::vector<LearnerAction> actions;
 
-  // Connection.
-  enum class Link { kDown, kConnecting, kGreeting, kLaning, kUp };
-  Link link = Link::kDown;
-  TimePoint retry_at = 0.0;       // when kDown
-  TimePoint attempt_deadline = 0.0;  // when neither down nor up
-  unsigned failures = 0;
-  SessionId session = 0;
-  std::uint64_t epoch = 0;          // the highest seen
-  std::uint64_t session_epoch = 0;  // of the last WELCOME
-  Liveness liveness;
-  TimePoint away_since = -1.0;
-  bool told_away = false;
-  bool ever_joined = false;
+  std::vector<ShardLink> links;  // by shard
   std::optional<Reject> rejected;
   bool gave_up = false;
-  std::uint64_t reconnects = 0;
 
-  // From WELCOME.
+  // From the first WELCOME.
   std::optional<Plan> plan;
   Layout layout;
   Settings settings;
   std::vector<std::array<PayloadLayout, 3>> payloads;  // [fragment][PayloadKind]
   std::vector<LearnerFragment> fragments;
-  std::uint64_t lane_token = 0;
 
-  Outbox uplink;
-  Reassembly downlink;
-  ReceiverCredit downlink_credit;
   std::uint64_t next_tag = 1;
 
   // Progress.
@@ -153,12 +182,10 @@ struct LearnerCore::Impl {
   double lr = 0.0;
   Clock run_clock = 0;
   std::uint64_t run_tokens = 0;
-  std::vector<Adopted> unreported;
   bool in_boundary = false;
   bool holding = false;
   std::optional<TimePoint> closing;
   bool closed = false;
-  std::array<std::uint64_t, static_cast<std::size_t>(DiscardReason::kCount)> discarded{};
   std::uint64_t adoptions = 0, contributions_sent = 0, contributions_merged = 0, tokens_merged = 0;
 };
 

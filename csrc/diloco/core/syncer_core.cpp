@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "diloco/base/errors.h"
 #include "diloco/core/syncer_impl.h"
 #include "diloco/core/syncer_record.h"
 
@@ -34,6 +35,26 @@ std::string SyncerCore::status_json(TimePoint now) const {
 
 SyncerCore::Impl::Impl(SyncerCoreOptions given) : options(std::move(given)), settings(options.settings) {
   settings.validate();
+  if (options.shard >= options.shards) {
+    throw ConfigError(fmt::format("shard: expected 0 to {} (shards = {}), got {}", options.shards - 1, options.shards,
+                                  options.shard));
+  }
+}
+
+bool SyncerCore::Impl::owns(FragmentId p) const {
+  return p < plan.size() && plan.fragments[p].shard == options.shard;
+}
+
+std::uint32_t SyncerCore::Impl::owned_fragments() const {
+  std::uint32_t count = 0;
+  for (FragmentId p = 0; p < plan.size(); ++p) count += owns(p);
+  return count;
+}
+
+std::uint32_t SyncerCore::Impl::fragments_without_weights() const {
+  std::uint32_t count = 0;
+  for (FragmentId p = 0; p < plan.size(); ++p) count += owns(p) && !slots[p].state;
+  return count;
 }
 
 void SyncerCore::Impl::send(PeerId peer, MessageType type, const Session* session, std::string body,
@@ -42,6 +63,7 @@ void SyncerCore::Impl::send(PeerId peer, MessageType type, const Session* sessio
   frame.header.type = type;
   frame.header.epoch = epoch;
   frame.header.fragment = fragment;
+  frame.header.shard = options.shard;
   frame.header.offset = offset;
   if (session) {
     frame.header.session = session->id;
@@ -93,6 +115,12 @@ void SyncerCore::Impl::on_frame(const FrameEvent& frame) {
   if (is_reserved(header.type)) {
     return reject(frame.peer, "malformed",
                   fmt::format("message type {} is reserved and not spoken yet", message_name(header.type)));
+  }
+  if (header.shard != options.shard) {
+    const std::string text = fmt::format("{} for syncer shard {}; this is shard {} of {}", message_name(header.type),
+                                         header.shard, options.shard, options.shards);
+    if (Session* session = session_of(frame.peer)) return violation(*session, text);
+    return reject(frame.peer, "shard", text);
   }
   if (header.type == MessageType::kLane) {
     const auto it = sessions.find(header.session);

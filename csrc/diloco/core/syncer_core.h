@@ -2,6 +2,8 @@
 // of its own. The shell (syncer/syncer.h) and the virtual cluster (sim/) link this same class.
 //
 // A round reads open -> pull -> collect -> quorum and grace -> merge -> outer step -> persist -> publish.
+// A core is one shard of the syncer: it makes the plan of all fragments and serves those that the plan gives to its
+// shard. Clocks, rounds, versions, epochs and sessions of other shards are none of its concern.
 // Design: docs/concepts.md. Not thread-safe: one owner.
 #pragma once
 
@@ -96,6 +98,7 @@ using SyncerAction = std::variant<SendTo, CutPeer, RunScreen, RunInit, RunMerge,
 
 struct SyncerCoreOptions {
   Settings settings;
+  std::uint32_t shard = 0, shards = 1;        // this one, of so many
   std::uint64_t payload_memory_bytes = 1ull << 30;
   std::uint64_t epoch_floor = 0;              // highest epoch an earlier life is known to have used; 0 = none known
   std::function<std::uint64_t()> random;      // session ids and lane tokens
@@ -112,8 +115,9 @@ class SyncerCore {
   std::string status_json(TimePoint now) const;
 
   // For tests, the virtual cluster and the embedding program.
-  std::shared_ptr<const FragmentState> fragment(FragmentId fragment) const;  // null until initialised
-  const Plan& plan() const;
+  // Null until initialised, and if it is another shard's.
+  std::shared_ptr<const FragmentState> fragment(FragmentId fragment) const;
+  const Plan& plan() const;  // of all shards
   const Layout& layout() const;
   std::uint64_t epoch() const;
   std::uint64_t rounds_merged() const;

@@ -156,6 +156,9 @@ struct SyncerCore::Impl {
   explicit Impl(SyncerCoreOptions options);
 
   // syncer_core.cpp
+  bool owns(FragmentId fragment) const;  // the plan gives it to this shard; false for numbers not in the plan
+  std::uint32_t owned_fragments() const;
+  std::uint32_t fragments_without_weights() const;
   std::vector<SyncerAction> handle(const SyncerEvent& event, TimePoint now);
   void on_frame(const FrameEvent& frame);
   void on_tick();
@@ -272,7 +275,7 @@ struct SyncerCore::Impl {
   std::uint64_t epoch = 0;
   std::optional<Layout> layout;
   Plan plan;
-  std::vector<FragmentSlot> slots;
+  std::vector<FragmentSlot> slots;          // by number in the plan; those of other shards stay empty
   std::map<SessionId, Session> sessions;
   std::unordered_map<PeerId, SessionId> peer_session;
   std::map<Incarnation, Account> accounts;

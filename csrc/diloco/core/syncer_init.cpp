@@ -36,7 +36,9 @@ void SyncerCore::Impl::maybe_recover(Session& session) {
     }
   }
   bool missing = false;
-  for (const auto& slot : slots) missing = missing || (!slot.state && slot.init_from == 0);
+  for (FragmentId p = 0; p < slots.size(); ++p) {
+    missing = missing || (owns(p) && !slots[p].state && slots[p].init_from == 0);
+  }
   if (has_versions && missing && !elect_at) {
     elect_at = now + kGatherS;
   }
@@ -52,7 +54,7 @@ void SyncerCore::Impl::elect_anchors() {
   elect_at.reset();
   for (FragmentId p = 0; p < slots.size(); ++p) {
     FragmentSlot& slot = slots[p];
-    if (slot.state || slot.init_from != 0 || slot.init_job != 0) continue;
+    if (!owns(p) || slot.state || slot.init_from != 0 || slot.init_job != 0) continue;
     const auto holds = [&](const Session& session) { return before_this_life(p, session.adopted[p]); };
     Session* best = nullptr;
     for (auto& [id, session] : sessions) {
@@ -136,10 +138,9 @@ void SyncerCore::Impl::on_init_done(const InitDone& done) {
   record(nlohmann::json{{"event", "init"}, {"fragment", p}, {"version", to_json(slot.state->version)},
                         {"from", recovered ? "recovered" : slot.init_learner}});
   publish(p, 0, slot.clock);
-  bool all = true;
-  for (const auto& other : slots) all = all && other.state;
-  if (all) log(LogLevel::kInfo, recovered ? "the global weights are recovered from the learners' anchors"
-                                          : "the global weights are initialised from learner '" + slot.init_learner + "'");
+  if (fragments_without_weights() > 0) return;
+  log(LogLevel::kInfo, recovered ? "the global weights are recovered from the learners' anchors"
+                                 : "the global weights are initialised from learner '" + slot.init_learner + "'");
 }
 
 }  // namespace diloco

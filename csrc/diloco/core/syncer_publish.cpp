@@ -112,6 +112,7 @@ void SyncerCore::Impl::pump(Session& session) {
   Header header;
   header.session = session.id;
   header.epoch = epoch;
+  header.shard = options.shard;
   header.incarnation = session.account->incarnation;
   auto batch = session.downlink.take(header, settings.chunk_bytes);
   for (auto& frame : batch.frames) actions.push_back(SendTo{session.bulk, std::move(frame)});

@@ -35,7 +35,7 @@ Seconds SyncerCore::Impl::xi_step() const { return quorum_step_s(pace(), setting
 
 void SyncerCore::Impl::open_rounds(std::optional<Clock> clock, Seconds step) {
   if (shutdown_at || !layout) return;
-  const std::uint32_t limit = inflight_limit(settings, plan.size(), round_s.value_or(0.0), step);
+  const std::uint32_t limit = inflight_limit(settings, owned_fragments(), round_s.value_or(0.0), step);
   while (true) {
     FragmentSlot* earliest = nullptr;
     FragmentId p = 0;

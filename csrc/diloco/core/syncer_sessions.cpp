@@ -58,6 +58,11 @@ void SyncerCore::Impl::on_hello(PeerId peer, const Header& header, Bytes payload
                   fmt::format("this syncer speaks protocol {}, the learner speaks {}; install the same diloco version "
                               "on both sides", kProtocolVersion, header.protocol));
   }
+  if (header.shard != options.shard) {
+    return reject(peer, "shard", fmt::format("this is syncer shard {} of {}, the learner takes it for shard {}; its list "
+                                             "of addresses must name the shards in order", options.shard,
+                                             options.shards, header.shard));
+  }
   std::string why;
   const auto hello = decode_hello(payload, &why);
   if (!hello) return reject(peer, "malformed", "HELLO: " + why);
@@ -130,7 +135,7 @@ void SyncerCore::Impl::resolve_pending(SessionId probed, bool alive) {
 
 void SyncerCore::Impl::set_layout(const Layout& given) {
   layout = given;
-  plan = make_plan(*layout, settings.fragmenter, settings.num_fragments);
+  plan = make_plan(*layout, settings.fragmenter, settings.num_fragments, options.shards);
   slots.assign(plan.size(), {});
   nlohmann::json fragments = nlohmann::json::array();
   for (FragmentId p = 0; p < plan.size(); ++p) {
@@ -145,8 +150,12 @@ void SyncerCore::Impl::set_layout(const Layout& given) {
     fragments.push_back({{"tensors", names}, {"numel", plan.fragments[p].numel}, {"shard", plan.fragments[p].shard}});
   }
   record(nlohmann::json{{"event", "plan"}, {"fragments", fragments}});
-  log(LogLevel::kInfo, fmt::format("layout: {} tensors, {} elements in {} fragments", layout->tensors.size(),
-                                   layout->numel(), plan.size()));
+  std::string text = fmt::format("layout: {} tensors, {} elements in {} fragments", layout->tensors.size(),
+                                 layout->numel(), plan.size());
+  if (options.shards > 1) {
+    text += fmt::format(", {} of them on this shard, {} of {}", owned_fragments(), options.shard, options.shards);
+  }
+  log(LogLevel::kInfo, text);
 }
 
 void SyncerCore::Impl::bump_epoch(std::uint64_t at_least) {
@@ -211,7 +220,10 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
   session.steps = hello.steps;
   session.tokens = hello.tokens;
   session.last_step = now;
-  session.adopted = hello.adopted.size() == plan.size() ? hello.adopted : std::vector<Version>(plan.size());
+  session.adopted.resize(plan.size());
+  for (FragmentId p = 0; p < plan.size() && hello.adopted.size() == plan.size(); ++p) {
+    if (owns(p)) session.adopted[p] = hello.adopted[p];
+  }
   account.adopted = session.adopted;
   session.pulled.resize(plan.size());
   session.pulled_from.resize(plan.size());
@@ -225,7 +237,7 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
     // From an earlier life of the syncer; what the recovered weights contain comes with the anchors, but a
     // contribution from before what the learner knows to be merged is a repetition in any case.
     for (FragmentId p = 0; p < plan.size(); ++p) {
-      account.merged_to[p] = std::max(account.merged_to[p], hello.merged_to[p]);
+      if (owns(p)) account.merged_to[p] = std::max(account.merged_to[p], hello.merged_to[p]);
     }
   }
 
@@ -327,7 +339,7 @@ void SyncerCore::Impl::on_step(Session& session, const Step& step) {
   account.clock = session.clock;
   for (const auto& [fragment, version] : step.adopted) {
     if (fragment >= slots.size()) return violation(session, fmt::format("STEP adopts fragment {}", fragment));
-    session.adopted[fragment] = std::max(session.adopted[fragment], version);
+    if (owns(fragment)) session.adopted[fragment] = std::max(session.adopted[fragment], version);
   }
   account.adopted = session.adopted;
 }

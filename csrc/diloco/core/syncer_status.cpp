@@ -35,9 +35,9 @@ struct Sums {
 std::string SyncerCore::Impl::waiting_text() const {
   const std::size_t live = live_sessions();
   if (!layout) return "no learner has joined yet";
-  std::size_t missing = 0;
-  for (const auto& slot : slots) missing += !slot.state;
-  if (missing > 0) return fmt::format("{} of {} fragments have no weights yet", missing, slots.size());
+  if (const auto missing = fragments_without_weights(); missing > 0) {
+    return fmt::format("{} of {} fragments have no weights yet", missing, owned_fragments());
+  }
   if (live < settings.min_quorum) {
     return fmt::format("{} of {} learners are here (min_quorum); no outer step until then, learners train on locally",
                        live, settings.min_quorum);
@@ -69,8 +69,8 @@ std::string SyncerCore::Impl::status_json() const {
   Sums all;
   std::map<std::string, Sums> by_learner;
   const auto count = [&](const Life& life) {
-    all.add(life, slots.size());
-    by_learner[life.learner].add(life, slots.size());
+    all.add(life, owned_fragments());
+    by_learner[life.learner].add(life, owned_fragments());
   };
   for (const auto& [incarnation, life] : past) count(life);
   std::uint64_t in_flight = 0;
@@ -83,7 +83,7 @@ std::string SyncerCore::Impl::status_json() const {
     if (superseded.contains(incarnation)) continue;
     const auto it = live.find(incarnation);
     const Session* session = it == live.end() ? nullptr : it->second;
-    const std::uint64_t tokens = account.tokens * slots.size();
+    const std::uint64_t tokens = account.tokens * owned_fragments();
     const Sums& sums = by_learner.at(account.learner);
     learners.push_back(
         {{"id", account.learner}, {"incarnation", hex(incarnation)}, {"host", account.host}, {"pid", account.pid},
@@ -104,6 +104,7 @@ std::string SyncerCore::Impl::status_json() const {
 
   json fragments = json::array();
   for (FragmentId p = 0; p < slots.size(); ++p) {
+    if (!owns(p)) continue;
     fragments.push_back({{"index", p}, {"version", to_json(slots[p].state ? slots[p].state->version : Version{})},
                          {"numel", plan.fragments[p].numel}, {"tensors", plan.fragments[p].tensors.size()},
                          {"due", slots[p].due}, {"shard", plan.fragments[p].shard}});

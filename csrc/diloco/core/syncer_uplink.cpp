@@ -106,6 +106,10 @@ void SyncerCore::Impl::on_begin(Session& session, const Header& header, const Be
   if (p >= slots.size()) {
     return violation(session, fmt::format("BEGIN for fragment {}; the plan has {}", p, slots.size()));
   }
+  if (!owns(p)) {
+    return violation(session, fmt::format("BEGIN for fragment {} of syncer shard {}; this is shard {}", p,
+                                          plan.fragments[p].shard, options.shard));
+  }
   if (begin.kind == PayloadKind::kAnchor) {
     return on_transfer(session, session.uplink.begin(header, begin, slots[p].anchor.bytes,
                                                      slots[p].init_from == session.id));

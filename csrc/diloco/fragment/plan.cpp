@@ -130,9 +130,47 @@ Plan plan_of(const Layout& layout, Fragmenter fragmenter, std::uint32_t count) {
   return balanced_plan(layout, count);
 }
 
+void assign_shards(Plan& plan, std::uint32_t shards) {
+  if (shards == 0 || shards > plan.size()) {
+    throw ConfigError(fmt::format("shards: expected 1 to {}, the number of fragments (num_fragments, but no more than "
+                                  "there are tensors to put into them), got {}", plan.size(), shards));
+  }
+  std::vector<std::uint32_t> order(plan.size());
+  std::iota(order.begin(), order.end(), 0u);
+  std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+    return plan.fragments[a].numel > plan.fragments[b].numel;
+  });
+  using Load = std::tuple<std::uint64_t, std::uint32_t, std::uint32_t>;  // numel, fragments, index
+  std::priority_queue<Load, std::vector<Load>, std::greater<>> lightest;
+  for (std::uint32_t shard = 0; shard < shards; ++shard) lightest.emplace(0, 0, shard);
+  for (const std::uint32_t index : order) {
+    const auto [numel, fragments, shard] = lightest.top();
+    lightest.pop();
+    plan.fragments[index].shard = shard;
+    lightest.emplace(numel + plan.fragments[index].numel, fragments + 1, shard);
+  }
+}
+
+void check_shards(const Plan& plan, std::uint32_t shards) {
+  std::vector<bool> owns(shards, false);
+  for (std::uint32_t index = 0; index < plan.size(); ++index) {
+    const std::uint32_t shard = plan.fragments[index].shard;
+    if (shard >= shards) {
+      throw ConfigError(fmt::format("plan: fragment {} is of syncer shard {}; {} shard(s) are known here, numbered from 0",
+                                    index, shard, shards));
+    }
+    owns[shard] = true;
+  }
+  const auto idle = std::find(owns.begin(), owns.end(), false);
+  if (idle != owns.end()) {
+    throw ConfigError(fmt::format("plan: syncer shard {} of the {} known here has no fragment", idle - owns.begin(),
+                                  shards));
+  }
+}
+
 }  // namespace
 
-Plan make_plan(const Layout& layout, Fragmenter fragmenter, std::uint32_t num_fragments) {
+Plan make_plan(const Layout& layout, Fragmenter fragmenter, std::uint32_t num_fragments, std::uint32_t shards) {
   check_layout(layout);
   if (num_fragments == 0) throw ConfigError("num_fragments: expected at least 1, got 0");
   const auto count = static_cast<std::uint32_t>(std::min<std::size_t>(num_fragments, layout.tensors.size()));
@@ -142,10 +180,11 @@ Plan make_plan(const Layout& layout, Fragmenter fragmenter, std::uint32_t num_fr
       return layout.tensors[a].name < layout.tensors[b].name;
     });
   }
+  assign_shards(plan, shards);
   return plan;
 }
 
-void check_plan(const Plan& plan, const Layout& layout) {
+void check_plan(const Plan& plan, const Layout& layout, std::uint32_t shards) {
   std::vector<bool> seen(layout.tensors.size(), false);
   for (std::uint32_t index = 0; index < plan.size(); ++index) {
     const Fragment& fragment = plan.fragments[index];
@@ -172,6 +211,27 @@ void check_plan(const Plan& plan, const Layout& layout) {
     throw ConfigError(fmt::format("plan: tensor '{}' is in no fragment",
                                   layout.tensors[static_cast<std::size_t>(missing - seen.begin())].name));
   }
+  check_shards(plan, shards);
+}
+
+std::string first_difference(const Plan& a, const Layout& layout_of_a, const Plan& b, const Layout& layout_of_b) {
+  if (a.size() != b.size()) return fmt::format("{} fragments and {}", a.size(), b.size());
+  for (std::uint32_t index = 0; index < a.size(); ++index) {
+    const Fragment& left = a.fragments[index];
+    const Fragment& right = b.fragments[index];
+    if (left.shard != right.shard) {
+      return fmt::format("fragment {} of shard {} and of shard {}", index, left.shard, right.shard);
+    }
+    if (left.tensors.size() != right.tensors.size()) {
+      return fmt::format("{} tensors in fragment {} and {}", left.tensors.size(), index, right.tensors.size());
+    }
+    for (std::size_t i = 0; i < left.tensors.size(); ++i) {  // both sorted by name
+      const std::string& name = layout_of_a.tensors.at(left.tensors[i]).name;
+      const std::string& other = layout_of_b.tensors.at(right.tensors[i]).name;
+      if (name != other) return fmt::format("'{}' in fragment {} and '{}'", name, index, other);
+    }
+  }
+  return {};
 }
 
 }  // namespace diloco

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "diloco/base/settings.h"
@@ -30,9 +31,15 @@ struct Plan {
 //   strided: layers in natural order, dealt out in turn: layer i into fragment i mod P (Streaming DiLoCo, section 3.2). A
 //     layer is the tensors whose names agree up to and with the first number ("h.2."); other tensors are one each.
 //   tensor: tensors in natural order, dealt out in turn.
-Plan make_plan(const Layout& layout, Fragmenter fragmenter, std::uint32_t num_fragments);
-// Throws ConfigError unless every tensor of the layout is in exactly one fragment, and numel adds up.
-void check_plan(const Plan& plan, const Layout& layout);
+// Fragments go to the syncer's shards by LPT as well: longest first (ties: lower index) to the shard with the fewest
+// elements (ties: the fewest fragments, then the lower index). Every shard gets one, or ConfigError.
+Plan make_plan(const Layout& layout, Fragmenter fragmenter, std::uint32_t num_fragments, std::uint32_t shards = 1);
+// Throws ConfigError unless every tensor of the layout is in exactly one fragment, numel adds up, and every fragment has
+// one of `shards` shards, every shard a fragment.
+void check_plan(const Plan& plan, const Layout& layout, std::uint32_t shards = 1);
+// "" if both plans put tensors of the same names into the same fragments of the same shards (the layouts may list them in
+// another order). Else the first difference, as what is so in `a` "and" in `b`: "6 fragments and 4".
+std::string first_difference(const Plan& a, const Layout& layout_of_a, const Plan& b, const Layout& layout_of_b);
 
 // Element type of one tensor segment inside a payload.
 enum class Codec : std::uint8_t { kF32 = 0, kBf16 = 1 };

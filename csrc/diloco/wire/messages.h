@@ -49,7 +49,7 @@ struct Welcome {
   Layout layout;  // the run's; tensor indices in `plan` are into this one
   Plan plan;
   std::map<std::string, std::string> settings;
-  std::vector<Version> versions;             // per fragment, none = not there yet
+  std::vector<Version> versions;             // per fragment; none = not there yet, or another shard's
   std::vector<std::uint64_t> merged_to;      // per fragment, of this incarnation
   // (fragment, to) of every contribution of this incarnation that is still held here: all others that were sent in
   // earlier sessions of this syncer will never be merged.
@@ -61,7 +61,7 @@ struct Welcome {
 
 struct Reject {
   std::string code;  // "layout", "run_id", "protocol", "settings", "duplicate_id", "superseded", "role", "full",
-                     // "learner_id", "ejected", "malformed"
+                     // "learner_id", "ejected", "malformed", "shard"
   std::string text;  // one or two sentences: expected, got, what to do
 };
 

@@ -5,6 +5,7 @@
 #include <map>
 #include <numeric>
 
+#include "diloco/base/errors.h"
 #include "diloco/fragment/natural_order.h"
 #include "diloco/fragment/plan.h"
 #include "fragment/layouts.h"
@@ -88,6 +89,34 @@ TEST_P(EveryFragmenter, TensorsOfAFragmentAreSortedByName) {
     for (const auto& names : names_of(make_plan(layout, GetParam(), 5), layout)) {
       ASSERT_TRUE(std::is_sorted(names.begin(), names.end()));
     }
+  }
+}
+
+TEST_P(EveryFragmenter, EveryFragmentHasOneShardAndShardsAreEven) {
+  std::mt19937_64 engine(6);
+  for (int round = 0; round < 300; ++round) {
+    const Layout layout = test::random_layout(engine);
+    const auto wanted = static_cast<std::uint32_t>(1 + engine() % 30);
+    const Plan whole = make_plan(layout, GetParam(), wanted);
+    const auto shards = static_cast<std::uint32_t>(1 + engine() % whole.size());
+    const Plan plan = make_plan(layout, GetParam(), wanted, shards);
+    ASSERT_EQ(names_of(plan, layout), names_of(whole, layout));  // the fragments do not depend on the shards
+    std::vector<std::uint64_t> numel(shards, 0), fragments(shards, 0);
+    for (const Fragment& fragment : plan.fragments) {
+      ASSERT_LT(fragment.shard, shards);
+      numel[fragment.shard] += fragment.numel;
+      ++fragments[fragment.shard];
+    }
+    const std::uint64_t most = *std::max_element(numel.begin(), numel.end());
+    ASSERT_LE(most, layout.numel() / shards + largest_fragment(plan));
+    ASSERT_GT(*std::min_element(fragments.begin(), fragments.end()), 0u);
+    ASSERT_NO_THROW(check_plan(plan, layout, shards));
+    ASSERT_THROW(check_plan(plan, layout, shards + 1), ConfigError);
+    if (shards > 1) {
+      ASSERT_THROW(check_plan(plan, layout, shards - 1), ConfigError);
+    }
+    const Layout other = test::shuffled(layout, engine);
+    ASSERT_EQ(first_difference(plan, layout, make_plan(other, GetParam(), wanted, shards), other), "");
   }
 }
 

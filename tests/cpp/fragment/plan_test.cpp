@@ -128,6 +128,32 @@ TEST(Plan, OneFragmentHoldsAllSortedByName) {
   }
 }
 
+// Longest first to the lightest: 9, 7 and 7 to one each, 2 to the first with 7, the empty one to the other with 7.
+TEST(Plan, FragmentsGoToTheLightestShard) {
+  const Plan plan = make_plan(of_sizes({2, 7, 9, 7, 0}), Fragmenter::kTensor, 5, 3);
+  std::vector<std::uint32_t> shards;
+  for (const Fragment& fragment : plan.fragments) shards.push_back(fragment.shard);
+  EXPECT_EQ(shards, (std::vector<std::uint32_t>{1, 1, 0, 2, 2}));
+  const Layout empty = of_sizes({0, 0, 0});  // no shard without a fragment, however little there is to share
+  EXPECT_NO_THROW(check_plan(make_plan(empty, Fragmenter::kTensor, 3, 3), empty, 3));
+}
+
+TEST(Plan, NoMoreShardsThanFragments) {
+  EXPECT_THROW(make_plan(of_sizes({1, 2}), Fragmenter::kBalanced, 2, 0), ConfigError);
+  EXPECT_THROW(make_plan(of_sizes({1, 2}), Fragmenter::kBalanced, 4, 3), ConfigError);
+}
+
+TEST(Plan, TheFirstDifferenceNamesBothSides) {
+  const Layout layout = of_sizes({5, 4, 3, 2});
+  const auto difference = [&](const Plan& other) {
+    return first_difference(make_plan(layout, Fragmenter::kBalanced, 2, 2), layout, other, layout);
+  };
+  EXPECT_EQ(difference(make_plan(layout, Fragmenter::kBalanced, 2, 2)), "");
+  EXPECT_EQ(difference(make_plan(layout, Fragmenter::kBalanced, 3, 2)), "2 fragments and 3");
+  EXPECT_EQ(difference(make_plan(layout, Fragmenter::kBalanced, 2, 1)), "fragment 1 of shard 1 and of shard 0");
+  EXPECT_EQ(difference(make_plan(layout, Fragmenter::kTensor, 2, 2)), "'t3' in fragment 0 and 't2'");
+}
+
 TEST(Plan, MoreThan2To31Elements) {
   const std::int64_t huge = (std::int64_t{1} << 31) + 8;
   for (const Fragmenter fragmenter : kAll) {
