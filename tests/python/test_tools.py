@@ -212,3 +212,45 @@ def test_an_option_that_cannot_be_served_stops_the_configure_step(option: str, w
     done = subprocess.run([*command, f"-D{option}"], capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     assert words in " ".join(done.stderr.split())
+
+
+# ---- mutations ----
+
+
+def test_every_mutation_has_its_line_once_and_there_are_enough() -> None:
+    tool = load("mutations")
+    for mutation in tool.MUTATIONS:
+        text = (ROOT / "csrc" / "diloco" / mutation.source).read_text()
+        assert text.count(mutation.old) == 1, mutation.name
+        changed = len(mutation.new.splitlines()) if mutation.new else mutation.old.count("\n")
+        assert changed <= 3, mutation.name
+    caught = [mutation for mutation in tool.MUTATIONS if mutation.caught_by]
+    assert len(caught) >= 20
+    assert len(tool.MUTATIONS) - len(caught) == 2
+    asked = "quorum grace counters versions ledger credit mailbox supersede eligibility arming sign"
+    assert {mutation.kind for mutation in caught} >= set(asked.split())
+    quick = [mutation for mutation in tool.MUTATIONS if mutation.quick]
+    assert sum(bool(mutation.caught_by) for mutation in quick) == 4
+
+
+@pytest.mark.parametrize(
+    ("expected", "status", "violations", "problem"),
+    [
+        (("quorum",), 1, ["quorum"], ""),
+        ((), 0, [], ""),
+        (("quorum",), 0, [], "survived"),
+        (("quorum",), 1, ["credit"], "caught by credit"),
+        (("quorum",), -11, [], "ended with status -11"),
+        ((), 1, ["quorum"], "a control was caught"),
+    ],
+)
+def test_a_mutation_is_judged_by_the_invariant_it_was_caught_by(
+    monkeypatch: pytest.MonkeyPatch, expected: tuple[str, ...], status: int, violations: list[str], problem: str
+) -> None:
+    tool = load("mutations")
+    found = [{"invariant": name, "event": 7} for name in violations]
+    monkeypatch.setattr(tool, "build", lambda mutation, folder: folder)
+    monkeypatch.setattr(tool, "run", lambda program, folder: (status, found))
+    result = tool.judge(tool.Mutation("m", "kind", "source", "old", "new", expected))
+    assert result.problem.startswith(problem)
+    assert bool(result.problem) == bool(problem)
