@@ -13,5 +13,6 @@ void bind_settings(py::module_& m);
 void bind_plan(py::module_& m);
 void bind_learner(py::module_& m);
 void bind_syncer(py::module_& m);
+void bind_simulate(py::module_& m);
 
 }  // namespace diloco::bindings

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from diloco.cli.simulate import app as simulate_app
 from diloco.cli.status import show_status
 
 app = typer.Typer(
@@ -16,6 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Decoupled DiLoCo for PyTorch: learners that never wait, merged by a small native syncer.",
 )
+app.add_typer(simulate_app, name="simulate")
 _UNPARSED = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 

@@ -106,6 +106,22 @@ def test_archive_has_no_torch_and_no_python_symbols(layer: str) -> None:
     assert len(foreign) == 0, foreign[:10]
 
 
+def test_virtual_cluster_links_the_production_classes() -> None:
+    """The simulator calls the cores of libdiloco_core.a and defines nothing of theirs itself."""
+
+    def symbols(layer: str, *kinds: str) -> set[str]:
+        archive = BUILD / "csrc" / "diloco" / layer / f"libdiloco_{layer}.a"
+        listing = subprocess.run(["nm", "-C", str(archive)], capture_output=True, text=True, check=True).stdout
+        found = re.findall(rf"^[0-9a-f ]{{16}} ([{''.join(kinds)}]) (diloco::(?!sim::).+)$", listing, re.MULTILINE)
+        return {name for _, name in found}
+
+    linked = symbols("sim", "U") & symbols("core", "T")
+    for core in ("SyncerCore", "LearnerCore"):
+        assert any(name.startswith(f"diloco::{core}::handle(") for name in linked), sorted(linked)
+        assert any(name.startswith(f"diloco::{core}::next_deadline(") for name in linked), sorted(linked)
+    assert not symbols("sim", "T")
+
+
 def test_native_program_needs_no_python_and_no_torch() -> None:
     program = ROOT / "diloco" / "bin" / "diloco-syncer"
     listing = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=True).stdout

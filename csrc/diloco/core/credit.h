@@ -64,6 +64,7 @@ class ReceiverCredit {
     return granted_ = std::max(granted_, received_ + window_);
   }
   std::uint64_t received() const { return received_; }
+  std::uint64_t left() const { return granted_ - std::min(received_, granted_); }  // what the sender may still send
 
  private:
   std::uint64_t window_ = 0;

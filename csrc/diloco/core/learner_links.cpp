@@ -143,7 +143,8 @@ void LearnerCore::Impl::on_frame(const ChannelFrame& frame) {
   ShardLink& link = links.at(frame.shard);
   if (closed || rejected || link.down() || link.state == ShardLink::State::kConnecting) return;
   const Header& header = frame.header;
-  link.liveness.heard(now);
+  // The control connection alone shows life: it has the heartbeats, and may be dead while bulk is not.
+  if (frame.channel == Channel::kControl) link.liveness.heard(now);
   if (header.type == MessageType::kReject) {
     std::string why;
     const auto reject = decode_reject(frame.payload, &why);

@@ -70,6 +70,7 @@ Outbox::Batch Outbox::take(const Header& header, std::uint64_t chunk_bytes) {
       batch.frames.push_back(std::move(chunk));
     }
     batch.finished.push_back(sending_->tag);
+    batch.finished_at.push_back(credit_.sent());
     sending_.reset();
     ++next_id_;
   }

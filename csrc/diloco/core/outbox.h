@@ -37,10 +37,10 @@ class Outbox {
   void grant(std::uint64_t total, std::uint64_t received = 0) { credit_.grant(total, received); }
 
   // Frames that the credit lets out now: BEGIN, then CHUNKs. `header` is the template (session,
-  // epoch, incarnation). `begun` and `finished` are told the tags.
+  // epoch, incarnation). `begun` and `finished` are told the tags, `finished_at` the bytes_sent() at the end of each.
   struct Batch {
     std::vector<OutFrame> frames;
-    std::vector<std::uint64_t> begun, finished;
+    std::vector<std::uint64_t> begun, finished, finished_at;
   };
   Batch take(const Header& header, std::uint64_t chunk_bytes);
 

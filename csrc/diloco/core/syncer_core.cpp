@@ -131,7 +131,6 @@ void SyncerCore::Impl::on_frame(const FrameEvent& frame) {
     }
     Session& session = it->second;
     session.bulk = frame.peer;
-    session.liveness.heard(now);
     peer_session[frame.peer] = session.id;
     for (FragmentId p = 0; p < slots.size(); ++p) {
       if (slots[p].state) queue_image(session, p);
@@ -146,7 +145,8 @@ void SyncerCore::Impl::on_frame(const FrameEvent& frame) {
     send(frame.peer, MessageType::kRehello, nullptr, {});
     return;
   }
-  session->liveness.heard(now);
+  // The control connection alone shows life: it has the heartbeats, and may be dead while bulk is not.
+  if (frame.peer == session->control) session->liveness.heard(now);
   session->account->last_contact = now;
   if (!pending_hellos.empty()) resolve_pending(session->id, true);
 
@@ -265,7 +265,8 @@ TimePoint SyncerCore::Impl::next_deadline() const {
   }
   for (const auto& [peer, pending] : pending_hellos) at = std::min(at, pending.deadline);
   for (const auto& [id, round] : rounds) {
-    if (round.phase == RoundPhase::kCollecting && round.deadline) at = std::min(at, *round.deadline);
+    // One that has passed was looked at: the round waits for something else (lockstep, a member that went).
+    if (round.phase == RoundPhase::kCollecting && round.deadline && *round.deadline > now) at = std::min(at, *round.deadline);
   }
   if (elect_at) at = std::min(at, *elect_at);
   if (say_waiting_at) at = std::min(at, *say_waiting_at);

@@ -137,6 +137,7 @@ struct FragmentSlot {
   std::uint64_t open_round = 0;                  // 0 = none
   Clock opened_at = 0;                           // clock of the last opening
   Version origin;                                // holder's version the first state came from
+  Version gave_way;                              // version of first weights that a holder's have replaced
   bool merged_here = false;                      // an outer step was made in this epoch
   SessionId init_from = 0;                       // session asked for its anchor
   JobId init_job = 0;

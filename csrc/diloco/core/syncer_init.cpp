@@ -32,6 +32,7 @@ void SyncerCore::Impl::maybe_recover(Session& session) {
       continue;
     }
     if (slot.init_from == 0) {
+      slot.gave_way = slot.state->version;
       slot.state = nullptr;  // elect again; this learner now has the newest
     }
   }
@@ -87,7 +88,8 @@ void SyncerCore::Impl::on_anchor(Session& session, const Begin& begin, BufferPtr
   job.out = slot.image_layout;
   job.outer = outer_options(settings);
   job.payload = std::move(bytes);
-  job.version = {epoch, begin.base.n};
+  // Other weights never go by a version that somebody has adopted already.
+  job.version = {epoch, std::max(begin.base.n, slot.gave_way.none() ? 0 : slot.gave_way.n + 1)};
   job.chunk_bytes = settings.chunk_bytes;
   actions.push_back(RunInit{slot.init_job, std::move(job)});
 }

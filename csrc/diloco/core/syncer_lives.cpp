@@ -56,6 +56,7 @@ void SyncerCore::Impl::bury(Account& account, std::string why) {
   account.tombstoned = true;
   account.tombstone = std::move(why);
   for (auto& held : account.mailbox) held.reset();
+  for (auto& [number, round] : rounds) round.pulled.erase(account.learner);  // its next life is asked again
 }
 
 // Lives with a successor shrink to what must be remembered, once nothing of theirs is held.

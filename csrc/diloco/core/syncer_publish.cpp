@@ -116,8 +116,8 @@ void SyncerCore::Impl::pump(Session& session) {
   header.incarnation = session.account->incarnation;
   auto batch = session.downlink.take(header, settings.chunk_bytes);
   for (auto& frame : batch.frames) actions.push_back(SendTo{session.bulk, std::move(frame)});
-  for (const auto tag : batch.finished) {
-    session.delivered_at_byte[static_cast<FragmentId>(tag)] = session.downlink.bytes_sent();
+  for (std::size_t i = 0; i < batch.finished.size(); ++i) {
+    session.delivered_at_byte[static_cast<FragmentId>(batch.finished[i])] = batch.finished_at[i];
   }
 }
 

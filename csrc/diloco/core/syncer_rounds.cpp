@@ -288,7 +288,8 @@ void SyncerCore::Impl::on_merge_done(const MergeDone& done) {
   record(nlohmann::json{{"event", "merge"}, {"round", round.id}, {"fragment", p}, {"clock", round.clock},
                         {"version", to_json(round.result.next->version)}, {"members", members},
                         {"reason", round.reason}, {"quorum_s", *round.quorum_at - round.opened},
-                        {"wait_s", round.closed_at - *round.quorum_at}, {"merge_s", now - round.closed_at},
+                        {"wait_s", round.closed_at - *round.quorum_at}, {"grace_s", round.deadline.value_or(*round.quorum_at) - *round.quorum_at},
+                        {"merge_s", now - round.closed_at},
                         {"delta_norm", round.result.delta_norm}});
   actions.push_back(Persist{p, round.result.next});
 }

@@ -17,6 +17,10 @@ bool SyncerCore::Impl::eligible(const Session& session, FragmentId p) const {
   const Version adopted = session.adopted[p];
   if (adopted.epoch != epoch || adopted < account.merged_in[p] || too_stale(adopted, p)) return false;
   if (account.tokens <= account.merged_to[p]) return false;
+  // Its last answer is being screened: a learner keeps two sent copies, one that may lie here and one that may replace it.
+  for (const auto& [job, info] : jobs) {
+    if (info.fragment == p && info.contribution.incarnation == account.incarnation) return false;
+  }
   // Work that overwriting threw away after it was sent is not part of a newer copy: merge what lies here first.
   const auto& held = account.mailbox[p];
   if (held && settings.adopt != Adopt::kRebase && held->begin.base != adopted) return false;
@@ -132,7 +136,10 @@ void SyncerCore::Impl::on_chunk(Session& session, const Header& header, Bytes pa
   if (session.uplink_credit.overrun()) return violation(session, "sent more than its credit");
   on_transfer(session, session.uplink.chunk(header, payload));
   if (session.control == 0) return;
-  if (const auto total = session.uplink_credit.announce()) {
+  // With a window below two chunks, half a window may still be too little for the next chunk: both would wait.
+  ReceiverCredit& credit = session.uplink_credit;
+  const bool dry = credit.left() < settings.chunk_bytes;
+  if (const auto total = dry ? credit.grant_now() : credit.announce()) {
     send(session.control, MessageType::kCredit, &session, {}, 0, *total);
   }
 }

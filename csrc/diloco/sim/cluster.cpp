@@ -1,479 +1,222 @@
 #include "diloco/sim/cluster.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
-#include <queue>
-#include <random>
-#include <set>
+#include <cstring>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
-#include "diloco/codec/codec.h"
-#include "diloco/kernels/kernels.h"
+#include "diloco/merge/merge.h"
+#include "diloco/sim/cluster_impl.h"
 
 namespace diloco::sim {
 
 namespace {
 
-struct Connection {
-  std::size_t learner = 0;
-  Incarnation incarnation = 0;
-  Channel channel = Channel::kControl;
-  PeerId peer = 0;
-  bool open = true;          // frames from the learner count
-  bool readable = true;      // frames to the learner still arrive
-  TimePoint up_free = 0.0, down_free = 0.0;  // bandwidth: when the line is free again
-};
+constexpr std::size_t kFirstKind = 32;  // below: message types
 
-struct Node {
-  LearnerSpec spec;
-  std::unique_ptr<LearnerCore> core;
-  Incarnation incarnation = 0;
-  std::uint64_t life = 0;
-  Tensors local, anchor;
-  std::map<Channel, PeerId> peers;
-  bool frozen = false, cut_off = false, poisoned = false;
-  bool holding = false;
-  TimePoint hold_since = 0.0;
-  Seconds longest_hold = 0.0;
-  TimePoint wake_at = -1.0;
-  std::uint64_t steps = 0;
-  std::vector<std::function<void()>> held_frames;  // while frozen or partitioned
-};
-
-struct Account {
-  std::string learner;
-  std::uint64_t tokens = 0;
-  bool alive = true;
-  std::map<FragmentId, std::vector<std::array<std::uint64_t, 2>>> discarded, in_flight;
-};
-
-bool covered(std::vector<std::array<std::uint64_t, 2>> spans, std::uint64_t from, std::uint64_t to) {
-  std::sort(spans.begin(), spans.end());
-  for (const auto& [begin, end] : spans) {
-    if (begin <= from) from = std::max(from, end);
+const char* kind_name(EventKind kind) {
+  switch (kind) {
+    case EventKind::kConnect: return "connect";
+    case EventKind::kClosedUp: return "closed_to_syncer";
+    case EventKind::kClosedDown: return "closed_to_learner";
+    case EventKind::kStep: return "step";
+    case EventKind::kLearnerTick: return "timer_learner";
+    case EventKind::kSyncerTick: return "timer_syncer";
+    case EventKind::kScreen: return "work_screen";
+    case EventKind::kInit: return "work_init";
+    case EventKind::kMerge: return "work_merge";
+    case EventKind::kPersist: return "work_persist";
+    case EventKind::kFrameUp:
+    case EventKind::kFrameDown:
+    case EventKind::kCall: break;
   }
-  return from >= to;
+  return "";
+}
+
+bool for_learner(EventKind kind) {
+  return kind == EventKind::kFrameDown || kind == EventKind::kClosedDown || kind == EventKind::kStep ||
+         kind == EventKind::kLearnerTick || kind == EventKind::kConnect;
+}
+
+std::span<const std::byte> payload_of(const OutFrame& frame) {
+  return frame.body.empty() ? frame.slice.bytes() : std::as_bytes(std::span(frame.body.data(), frame.body.size()));
 }
 
 }  // namespace
 
-struct Cluster::Impl {
-  explicit Impl(ClusterOptions given) : options(std::move(given)), random(options.seed) {
-    nodes.resize(options.learners.size());
-    for (std::size_t i = 0; i < nodes.size(); ++i) {
-      nodes[i].spec = options.learners[i];
-      at(options.learners[i].start_s, [this, i] { start_learner(i); });
-    }
-    start_syncer();
-  }
-
-  struct Later {
-    TimePoint time;
-    std::uint64_t order;
-    std::function<void()> what;
-    bool operator>(const Later& other) const { return std::tie(time, order) > std::tie(other.time, other.order); }
-  };
-
-  void at(TimePoint time, std::function<void()> what) { queue.push({std::max(time, now), order++, std::move(what)}); }
-
-  void run_until(TimePoint t) {
-    while (!queue.empty() && queue.top().time <= t) {
-      const Later next = queue.top();
-      queue.pop();
-      now = next.time;
-      next.what();
-    }
-    now = std::max(now, t);
-  }
-
-  // ---- syncer ----
-  void start_syncer() {
-    SyncerCoreOptions core;
-    core.settings = options.settings;
-    core.payload_memory_bytes = options.payload_memory_bytes;
-    core.epoch_floor = epoch_floor;
-    core.random = [this] { return random(); };
-    syncer = std::make_unique<SyncerCore>(std::move(core));
-    ++syncer_life;
-    stopped = false;
-    feed_syncer(Tick{});
-  }
-
-  void kill_syncer() {
-    syncer.reset();
-    for (auto& [peer, connection] : connections) close_connection(peer, false, true);
-  }
-
-  void feed_syncer(const SyncerEvent& event) {
-    if (!syncer) return;
-    auto actions = syncer->handle(event, now);
-    for (auto& action : actions) run(action);
-    if (!syncer) return;
-    peak_payload = std::max(peak_payload, syncer->payload_bytes_held());
-    const TimePoint deadline = syncer->next_deadline();
-    if (deadline < 1e200 && deadline != syncer_wake) {
-      syncer_wake = deadline;
-      at(deadline, [this, life = syncer_life] {
-        if (life == syncer_life) feed_syncer(Tick{});
-      });
-    }
-  }
-
-  void run(SyncerAction& action) {
-    const auto life = syncer_life;
-    const auto later = [this, life](Seconds delay, SyncerEvent event) {
-      at(now + delay, [this, life, event = std::move(event)] {
-        if (life == syncer_life) feed_syncer(event);
-      });
-    };
-    if (auto* send = std::get_if<SendTo>(&action)) {
-      send_down(send->peer, std::move(send->frame));
-    } else if (auto* cut = std::get_if<CutPeer>(&action)) {
-      close_connection(cut->peer, false, true, false);
-    } else if (auto* screen_job = std::get_if<RunScreen>(&action)) {
-      later(1e-4, ScreenDone{screen_job->job, screen(screen_job->layout, screen_job->payload->data())});
-    } else if (auto* init = std::get_if<RunInit>(&action)) {
-      later(1e-4, InitDone{init->job, run_init(init->init)});
-    } else if (auto* merge = std::get_if<RunMerge>(&action)) {
-      later(options.merge_s, MergeDone{merge->job, run_merge(merge->merge)});
-    } else if (auto* persist = std::get_if<Persist>(&action)) {
-      later(0.0, Persisted{persist->fragment, persist->state->version});
-    } else if (auto* text = std::get_if<Log>(&action)) {
-      logs.push_back(text->text);
-    } else if (auto* record = std::get_if<Record>(&action)) {
-      on_record(record->line);
-    } else if (std::holds_alternative<Stopped>(action)) {
-      stopped = true;
-    }
-  }
-
-  void on_record(const std::string& line) {
-    records.push_back(line);
-    const auto json = nlohmann::json::parse(line);
-    if (json["event"] == "epoch") epoch_floor = json["epoch"];
-    if (json["event"] == "merge") {
-      MergeRecord merge;
-      merge.fragment = json["fragment"];
-      merge.version = {json["version"][0], json["version"][1]};
-      merge.at = now;
-      merge.syncer_life = syncer_life;
-      merge.reason = json["reason"];
-      for (const auto& member : json["members"]) {
-        merge.members.push_back({member["learner"], std::stoull(member["incarnation"].get<std::string>(), nullptr, 16),
-                                 member["from"], member["to"], member["weight"]});
-      }
-      merges.push_back(std::move(merge));
-    } else if (json["event"] == "init" && json["from"] != "recovered") {
-      // Weights from a fresh learner: earlier merges are void, unless a recovery in the same life brings them back.
-      for (auto& merge : merges) {
-        if (merge.fragment == json["fragment"] && merge.lost_in_life == 0) merge.lost_in_life = syncer_life;
-      }
-    } else if (json["event"] == "recover") {
-      const Version from{json["from_version"][0], json["from_version"][1]};
-      for (auto& merge : merges) {
-        if (merge.fragment != json["fragment"]) continue;
-        if (merge.lost_in_life == syncer_life) merge.lost_in_life = 0;
-        if (merge.version > from && merge.lost_in_life == 0) merge.lost_in_life = syncer_life;
-      }
-    }
-  }
-
-  // ---- learners ----
-  void start_learner(std::size_t i) {
-    Node& node = nodes[i];
-    node.incarnation = random() | 1;
-    ++node.life;
-    node.steps = 0;
-    node.holding = node.frozen = false;
-    node.held_frames.clear();
-    node.wake_at = -1.0;
-    node.local.clear();
-    for (const auto& tensor : options.layout.tensors) {
-      std::vector<float> values(tensor.numel());
-      for (auto& value : values) value = static_cast<float>(static_cast<double>(random() % 1000) / 1000.0 - 0.5);
-      node.local.push_back(values);
-    }
-    if (options.training.begin) options.training.begin(i, node.local);
-    node.anchor = node.local;
-    LearnerCoreOptions core;
-    core.learner_id = node.spec.id;
-    core.host = "sim";
-    core.pid = i + 1;
-    core.incarnation = node.incarnation;
-    core.layout = options.layout;
-    core.endpoint_text = "sim";
-    core.random = [this] { return random(); };
-    core.read_anchor = [this, i](FragmentId p, std::uint64_t offset, std::span<std::byte> out) {
-      const PayloadLayout& layout = nodes[i].core->payload(p, PayloadKind::kAnchor);
-      std::vector<std::byte> bytes(layout.bytes);
-      for (const auto& segment : layout.segments) {
-        encode(Codec::kF32, nodes[i].anchor[segment.tensor].data(), segment.numel, bytes.data() + segment.byte_offset);
-      }
-      std::copy_n(bytes.begin() + static_cast<std::ptrdiff_t>(offset), out.size(), out.begin());
-    };
-    node.core = std::make_unique<LearnerCore>(std::move(core));
-    accounts[node.incarnation] = {node.spec.id, 0, true, {}, {}};
-    feed_learner(i, Tick{});
-    at(now + step_time(node), [this, i, life = node.life] { step(i, life); });
-  }
-
-  Seconds step_time(const Node& node) {
-    const double unit = static_cast<double>(random() % 10001) / 5000.0 - 1.0;
-    return node.spec.step_s * (1.0 + node.spec.jitter * unit);
-  }
-
-  void step(std::size_t i, std::uint64_t life) {
-    Node& node = nodes[i];
-    if (life != node.life || !node.core) return;
-    if (node.frozen) {
-      node.held_frames.push_back([this, i, life] { step(i, life); });
-      return;
-    }
-    const std::uint64_t tokens = train(i);
-    ++node.steps;
-    accounts[node.incarnation].tokens += tokens;
-    feed_learner(i, Boundary{tokens});
-    feed_learner(i, StagesDone{});
-    finish_boundary(i);
-  }
-
-  std::uint64_t train(std::size_t i) {
-    Node& node = nodes[i];
-    std::uint64_t tokens = node.spec.tokens_per_step;
-    if (options.training.step) tokens = options.training.step(i, node.local);
-    else walk(node);
-    if (std::exchange(node.poisoned, false)) {
-      for (auto& tensor : node.local) std::fill(tensor.begin(), tensor.end(), std::numeric_limits<float>::quiet_NaN());
-    }
-    return tokens;
-  }
-
-  void walk(Node& node) {
-    for (auto& tensor : node.local) {
-      for (auto& value : tensor) {
-        const double noise = static_cast<double>(random() % 1000) / 1000.0 - 0.5;
-        value -= static_cast<float>(options.learning_rate * (value - node.spec.target + noise));
-      }
-    }
-  }
-
-  void finish_boundary(std::size_t i) {
-    Node& node = nodes[i];
-    if (node.core->holding()) {
-      if (!node.holding) node.hold_since = now;
-      node.holding = true;
-      return;
-    }
-    if (node.holding) node.longest_hold = std::max(node.longest_hold, now - node.hold_since);
-    node.holding = false;
-    feed_learner(i, AdoptsDone{});
-    at(now + step_time(node), [this, i, life = node.life] { step(i, life); });
-  }
-
-  void feed_learner(std::size_t i, const LearnerEvent& event) {
-    Node& node = nodes[i];
-    if (!node.core) return;
-    auto actions = node.core->handle(event, now);
-    bool staged = false;
-    for (auto& action : actions) staged = run(i, action) || staged;
-    if (staged && std::holds_alternative<Recheck>(event)) feed_learner(i, StagesDone{});
-    if (!node.core) return;
-    const TimePoint deadline = node.core->next_deadline();
-    if (deadline < 1e200 && deadline != node.wake_at) {
-      node.wake_at = deadline;
-      at(deadline, [this, i, life = node.life] {
-        if (life == nodes[i].life && !nodes[i].frozen) feed_learner(i, Tick{});
-      });
-    }
-    const bool outside = std::holds_alternative<ChannelFrame>(event) || std::holds_alternative<Tick>(event);
-    if (node.holding && outside) {
-      feed_learner(i, Recheck{});
-      finish_boundary(i);
-    }
-  }
-
-  bool run(std::size_t i, LearnerAction& action) {
-    Node& node = nodes[i];
-    if (auto* connect = std::get_if<ConnectChannel>(&action)) {
-      const Channel channel = connect->channel;
-      at(now + options.delay_s, [this, i, channel, life = node.life] { on_connect(i, channel, life); });
-    } else if (auto* drop = std::get_if<DropChannel>(&action)) {
-      if (const auto it = node.peers.find(drop->channel); it != node.peers.end()) {
-        close_connection(it->second, true, false);
-      }
-    } else if (auto* send = std::get_if<SendOn>(&action)) {
-      if (const auto it = node.peers.find(send->channel); it != node.peers.end()) send_up(it->second, std::move(send->frame));
-    } else if (auto* stage = std::get_if<Stage>(&action)) {
-      for (const auto& segment : node.core->payload(stage->fragment, PayloadKind::kContribution).segments) {
-        auto* out = stage->out->data() + segment.byte_offset;
-        const auto* anchor = node.anchor[segment.tensor].data();
-        const auto* local = node.local[segment.tensor].data();
-        if (segment.codec == Codec::kBf16) kernels::fragment_diff_bf16(anchor, local, segment.numel, out);
-        else kernels::fragment_diff_f32(anchor, local, segment.numel, out);
-      }
-      return true;
-    } else if (auto* adopt = std::get_if<AdoptFragment>(&action)) {
-      apply(node, *adopt);
-    } else if (auto* discard = std::get_if<Discard>(&action)) {
-      Account& account = accounts[node.incarnation];
-      auto& list = discard->reason == DiscardReason::kInFlight ? account.in_flight : account.discarded;
-      list[discard->fragment].push_back({discard->from, discard->to});
-    } else if (auto* text = std::get_if<Log>(&action)) {
-      logs.push_back(node.spec.id + ": " + text->text);
-    } else if (auto* rejected = std::get_if<Rejected>(&action)) {
-      logs.push_back(node.spec.id + ": rejected: " + rejected->reject.text);
-    }
-    return false;
-  }
-
-  void apply(Node& node, const AdoptFragment& adopt) {
-    const auto& images = node.core->payload(adopt.fragment, PayloadKind::kImage).segments;
-    const auto& sents = node.core->payload(adopt.fragment, PayloadKind::kContribution).segments;
-    for (std::size_t s = 0; s < images.size(); ++s) {
-      const auto tensor = images[s].tensor;
-      const auto n = images[s].numel;
-      std::vector<float> next(node.anchor[tensor]), sent(n);
-      if (adopt.image) decode(images[s].codec, adopt.image->data() + images[s].byte_offset, n, next.data());
-      if (adopt.sent) decode(sents[s].codec, adopt.sent->data() + sents[s].byte_offset, n, sent.data());
-      float* anchor = node.anchor[tensor].data();
-      float* local = node.local[tensor].data();
-      switch (adopt.formula) {
-        case AdoptFormula::kOverwrite: kernels::adopt_overwrite(next.data(), anchor, local, n); break;
-        case AdoptFormula::kBlend: kernels::adopt_blend(next.data(), adopt.blend_alpha, anchor, local, n); break;
-        case AdoptFormula::kRebase:
-          kernels::adopt_rebase(next.data(), adopt.sent ? sent.data() : nullptr, anchor, local, n);
-          break;
-      }
-    }
-  }
-
-  // ---- network ----
-  void on_connect(std::size_t i, Channel channel, std::uint64_t life) {
-    Node& node = nodes[i];
-    if (life != node.life || !node.core) return;
-    if (!syncer || stopped) {
-      feed_learner(i, ChannelDown{channel, "connection refused"});
-      return;
-    }
-    const PeerId peer = next_peer++;
-    connections[peer] = {i, node.incarnation, channel, peer, true, true, now, now};
-    node.peers[channel] = peer;
-    feed_learner(i, ChannelUp{channel});
-  }
-
-  // By the syncer's cut what was sent before still arrives; by a reset or the learner nothing does.
-  void close_connection(PeerId peer, bool tell_syncer, bool tell_learner, bool reset = true) {
-    auto it = connections.find(peer);
-    if (it == connections.end() || !it->second.open) return;
-    Connection& connection = it->second;
-    connection.open = false;
-    if (reset || tell_syncer) connection.readable = false;
-    Node& node = nodes[connection.learner];
-    if (const auto at_node = node.peers.find(connection.channel); at_node != node.peers.end() && at_node->second == peer) {
-      node.peers.erase(at_node);
-    }
-    if (tell_syncer) {
-      at(now + options.delay_s, [this, peer, life = syncer_life] {
-        if (life == syncer_life) feed_syncer(PeerGoneEvent{peer, "closed"});
-      });
-    }
-    if (tell_learner) {
-      const auto i = connection.learner;
-      const auto channel = connection.channel;
-      deliver(i, [this, i, channel, peer, life = node.life] {
-        connections.at(peer).readable = false;
-        if (life == nodes[i].life) feed_learner(i, ChannelDown{channel, "closed"});
-      }, arrival(connection.down_free, 0));
-    }
-  }
-
-  void deliver(std::size_t i, std::function<void()> what, TimePoint when) {
-    at(when, [this, i, what = std::move(what)]() mutable {
-      Node& node = nodes[i];
-      if (node.frozen || node.cut_off) node.held_frames.push_back(std::move(what));
-      else what();
+Cluster::Impl::Impl(ClusterOptions given) : options(std::move(given)), invariants(options) {
+  nodes.resize(options.learners.size());
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    nodes[i].spec = options.learners[i];
+    nodes[i].link = nodes[i].spec.link.value_or(Link{options.delay_s, 0.0, options.bytes_per_s, options.bytes_per_s});
+    call_at(options.learners[i].start_s, [this, i] {
+      if (!nodes[i].core) start_learner(i);
     });
   }
+  start_syncer();
+}
 
-  TimePoint arrival(TimePoint& free, std::size_t bytes) {
-    if (options.bytes_per_s > 0.0) free = std::max(free, now) + static_cast<double>(bytes) / options.bytes_per_s;
-    else free = std::max(free, now);
-    return free + options.delay_s;
+// ---- the loop ----
+
+void Cluster::Impl::push(TimePoint time, Event event) { queue.push(std::max(time, now), std::move(event)); }
+
+void Cluster::Impl::call_at(TimePoint time, std::function<void()> what) {
+  push(time, {EventKind::kCall, 0, 0, 0, Channel::kControl, {}, std::move(what)});
+}
+
+void Cluster::Impl::run_until(TimePoint t) {
+  while (!queue.empty() && queue.next_time() <= t) {
+    if (options.stop_at_violation && !invariants.violations().empty()) return;
+    if (options.max_events > 0 && events >= options.max_events) return;
+    now = queue.next_time();
+    Event event = queue.pop();
+    handle(event);
   }
+  now = std::max(now, t);
+}
 
-  static std::vector<std::byte> payload_of(const OutFrame& frame) {
-    if (!frame.body.empty()) {
-      const auto* data = reinterpret_cast<const std::byte*>(frame.body.data());
-      return {data, data + frame.body.size()};
+void Cluster::Impl::set_alarm(Alarm& alarm, TimePoint deadline, EventKind kind, std::uint32_t node, std::uint64_t life) {
+  alarm.wanted = deadline;
+  if (deadline >= kNoDeadline || alarm.armed <= deadline) return;
+  alarm.armed = deadline;
+  push(deadline, {kind, node, life, ++alarm.generation, Channel::kControl, {}, {}});
+}
+
+// False if the deadline is gone or has moved on.
+bool Cluster::Impl::fires(Alarm& alarm, const Event& event) {
+  if (event.peer != alarm.generation) return false;
+  alarm.armed = kNoDeadline;
+  if (alarm.wanted <= now) return true;
+  set_alarm(alarm, alarm.wanted, event.kind, event.node, event.life);
+  return false;
+}
+
+// A deadline that a tick has served must not stay where it was for long, or the shell spins.
+void Cluster::Impl::must_sleep(Alarm& alarm, const Event& event) {
+  constexpr unsigned kMost = 4;
+  alarm.times = alarm.served == now ? alarm.times + 1 : 1;
+  alarm.served = now;
+  if (alarm.wanted > now || alarm.times < kMost) return;
+  invariants.fail("deadline_served", fmt::format("the {} wants a tick at once after {} at {:.6f} s",
+                                                 event.kind == EventKind::kSyncerTick ? "syncer" : "learner", alarm.times, now));
+  alarm.wanted = alarm.armed = kNoDeadline;
+  ++alarm.generation;
+}
+
+void Cluster::Impl::release(std::vector<Event>& held) {
+  for (auto& event : std::exchange(held, {})) push(now, std::move(event));
+}
+
+void Cluster::Impl::update_well(std::size_t i) {
+  const LearnerNode& node = nodes[i];
+  invariants.set_well(i, node.core && !node.frozen && !node.cut_off && !node.rejected && node.line == LineFault{});
+}
+
+// It needs its time again until it is merged.
+void Cluster::Impl::disturb(std::size_t i) {
+  invariants.set_well(i, false);
+  update_well(i);
+}
+
+void Cluster::Impl::poison(std::size_t i, LearnerNode::Poison poison) {
+  nodes[i].poison = poison;
+  disturb(i);
+}
+
+void Cluster::Impl::count(const Event& event) {
+  const bool frame = event.kind == EventKind::kFrameUp || event.kind == EventKind::kFrameDown;
+  const Header& header = event.frame.header;
+  ++counts.at(frame ? static_cast<std::size_t>(header.type) : kFirstKind + static_cast<std::size_t>(event.kind));
+  invariants.begin_event(++events, now);
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, &now, sizeof bits);
+  hash = mix(hash ^ bits ^ mix(static_cast<std::uint64_t>(event.kind) << 32 | event.node));
+  if (!frame) return;
+  hash = mix(hash ^ header.session ^ (header.offset << 20) ^ (header.total << 40) ^ static_cast<std::uint64_t>(header.type));
+  if (const auto payload = payload_of(event.frame); !payload.empty()) hash ^= checksum(payload);
+}
+
+void Cluster::Impl::handle(Event& event) {
+  if (event.kind == EventKind::kCall) return std::get<std::function<void()>>(event.work)();
+  if (for_learner(event.kind)) {
+    LearnerNode& node = nodes[event.node];
+    if (event.life != node.life || !node.core) return;
+    if (event.kind == EventKind::kLearnerTick && (!fires(node.alarm, event) || node.frozen)) return;
+    const bool from_outside = event.kind == EventKind::kFrameDown || event.kind == EventKind::kClosedDown;
+    if (node.frozen || (node.cut_off && from_outside)) return node.held.push_back(std::move(event));
+  } else {
+    if (event.life != syncer_node.life || !syncer_node.core) return;
+    if (event.kind == EventKind::kSyncerTick && (!fires(syncer_node.alarm, event) || syncer_node.frozen)) return;
+    if (syncer_node.frozen) return syncer_node.held.push_back(std::move(event));
+  }
+  switch (event.kind) {
+    case EventKind::kFrameUp: {
+      if (!connection(event.peer).open) return;
+      count(event);
+      const auto payload = payload_of(event.frame);
+      invariants.at_syncer(event.peer, event.channel, event.frame.header, payload, syncer_now());
+      feed_syncer(FrameEvent{event.peer, event.frame.header, payload});
+      break;
     }
-    const auto bytes = frame.slice.bytes();
-    return {bytes.begin(), bytes.end()};
+    case EventKind::kFrameDown: {
+      if (!connection(event.peer).readable) return;
+      count(event);
+      const auto payload = payload_of(event.frame);
+      invariants.at_learner(event.node, event.frame.header, payload);
+      feed_learner(event.node, ChannelFrame{event.channel, event.frame.header, payload});
+      break;
+    }
+    case EventKind::kConnect:
+      count(event);
+      on_connect(event);
+      break;
+    case EventKind::kClosedUp:
+      count(event);
+      invariants.peer_gone(event.peer);
+      feed_syncer(PeerGoneEvent{event.peer, "closed"});
+      break;
+    case EventKind::kClosedDown:
+      count(event);
+      connection(event.peer).readable = false;
+      feed_learner(event.node, ChannelDown{event.channel, "closed"});
+      break;
+    case EventKind::kStep:
+      count(event);
+      step(event.node);
+      break;
+    case EventKind::kLearnerTick:
+      count(event);
+      feed_learner(event.node, Tick{});
+      must_sleep(nodes[event.node].alarm, event);
+      break;
+    case EventKind::kSyncerTick:
+      count(event);
+      feed_syncer(Tick{});
+      must_sleep(syncer_node.alarm, event);
+      break;
+    case EventKind::kScreen:
+      count(event);
+      invariants.screen_done(std::get<ScreenDone>(event.work).job);
+      feed_syncer(std::get<ScreenDone>(event.work));
+      break;
+    case EventKind::kInit:
+      count(event);
+      feed_syncer(std::get<InitDone>(event.work));
+      break;
+    case EventKind::kMerge:
+      count(event);
+      invariants.merge_done(std::get<MergeDone>(event.work).job);
+      feed_syncer(std::get<MergeDone>(event.work));
+      break;
+    case EventKind::kPersist:
+      count(event);
+      feed_syncer(std::get<Persisted>(event.work));
+      break;
+    case EventKind::kCall: break;
   }
+}
 
-  void send_up(PeerId peer, OutFrame frame) {
-    Connection& connection = connections.at(peer);
-    if (!connection.open) return;
-    auto payload = payload_of(frame);
-    const auto when = arrival(connection.up_free, payload.size() + kHeaderBytes);
-    const auto i = connection.learner;
-    auto what = [this, peer, header = frame.header, payload = std::move(payload), life = syncer_life] {
-      if (life == syncer_life && connections.at(peer).open) feed_syncer(FrameEvent{peer, header, payload});
-    };
-    if (nodes[i].cut_off) nodes[i].held_frames.push_back(std::move(what));
-    else at(when, std::move(what));
-  }
-
-  void send_down(PeerId peer, OutFrame frame) {
-    const auto it = connections.find(peer);
-    if (it == connections.end() || !it->second.open) return;
-    Connection& connection = it->second;
-    auto payload = payload_of(frame);
-    const auto when = arrival(connection.down_free, payload.size() + kHeaderBytes);
-    const auto i = connection.learner;
-    deliver(i, [this, i, peer, header = frame.header, payload = std::move(payload), life = nodes[i].life] {
-      if (life != nodes[i].life) return;
-      const Connection& now_connection = connections.at(peer);
-      if (now_connection.readable) feed_learner(i, ChannelFrame{now_connection.channel, header, payload});
-    }, when);
-  }
-
-  void release(Node& node) {
-    if (node.frozen || node.cut_off) return;
-    auto held = std::exchange(node.held_frames, {});
-    for (auto& what : held) at(now, std::move(what));
-  }
-
-  void kill_learner(std::size_t i) {
-    Node& node = nodes[i];
-    node.core.reset();
-    ++node.life;
-    accounts[node.incarnation].alive = false;
-    const auto peers = node.peers;
-    for (const auto& [channel, peer] : peers) close_connection(peer, true, false);
-    node.held_frames.clear();
-  }
-
-  ClusterOptions options;
-  std::mt19937_64 random;
-  TimePoint now = 0.0;
-  std::uint64_t order = 0;
-  std::priority_queue<Later, std::vector<Later>, std::greater<>> queue;
-  std::unique_ptr<SyncerCore> syncer;
-  std::uint64_t syncer_life = 0;
-  std::uint64_t epoch_floor = 0;  // as the event log on disk tells the next life
-  TimePoint syncer_wake = -1.0;
-  bool stopped = false;
-  std::vector<Node> nodes;
-  std::map<PeerId, Connection> connections;
-  PeerId next_peer = 1;
-  std::map<Incarnation, Account> accounts;
-  std::vector<MergeRecord> merges;
-  std::vector<std::string> logs, records;
-  std::uint64_t peak_payload = 0;
-};
+// ---- the interface ----
 
 Cluster::Cluster(ClusterOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
 Cluster::~Cluster() = default;
@@ -481,15 +224,108 @@ void Cluster::run_until(TimePoint t) { impl_->run_until(t); }
 TimePoint Cluster::now() const { return impl_->now; }
 void Cluster::kill_learner(std::size_t i) { impl_->kill_learner(i); }
 void Cluster::start_learner(std::size_t i) { impl_->start_learner(i); }
-void Cluster::freeze_learner(std::size_t i, bool frozen) {
-  impl_->nodes[i].frozen = frozen;
-  impl_->release(impl_->nodes[i]);
-  if (!frozen) impl_->at(impl_->now, [this, i] { impl_->feed_learner(i, Tick{}); });
-}
+void Cluster::freeze_learner(std::size_t i, bool frozen) { impl_->freeze_learner(i, frozen); }
 void Cluster::partition_learner(std::size_t i, bool cut_off) {
-  impl_->nodes[i].cut_off = cut_off;
-  impl_->release(impl_->nodes[i]);
+  LearnerNode& node = impl_->nodes[i];
+  node.cut_off = cut_off;
+  impl_->update_well(i);
+  if (!node.frozen && !cut_off) impl_->release(node.held);
 }
+void Cluster::kill_syncer() { impl_->kill_syncer(); }
+void Cluster::start_syncer() { impl_->start_syncer(); }
+void Cluster::freeze_syncer(bool frozen) { impl_->freeze_syncer(frozen); }
+void Cluster::poison(std::size_t i) { impl_->poison(i, LearnerNode::Poison::kNan); }
+void Cluster::poison_huge(std::size_t i) { impl_->poison(i, LearnerNode::Poison::kHuge); }
+void Cluster::stop_syncer(Seconds give_up_after_s) { impl_->feed_syncer(ShutdownEvent{give_up_after_s}); }
+void Cluster::set_line(std::size_t i, const LineFault& line) { impl_->set_line(i, line); }
+void Cluster::cut_connections(std::size_t i) {
+  for (const PeerId peer : std::array(impl_->nodes[i].peers)) impl_->close_connection(peer, true, true);
+  impl_->disturb(i);
+}
+void Cluster::jump_clock(std::size_t i, Seconds by) {
+  impl_->nodes[i].clock_ahead += by;
+  impl_->disturb(i);
+  impl_->call_at(impl_->now, [this, i] { impl_->feed_learner(i, Tick{}); });
+}
+void Cluster::jump_syncer_clock(Seconds by) {
+  if (!impl_->syncer_node.core || impl_->syncer_node.frozen) return;
+  impl_->syncer_node.clock_ahead += by;
+  impl_->invariants.syncer_disturbed();
+  impl_->invariants.set_well(Invariants::kSyncer, false);
+  impl_->invariants.set_well(Invariants::kSyncer, !impl_->syncer_node.stopped);
+  impl_->call_at(impl_->now, [this] { impl_->feed_syncer(Tick{}); });
+}
+void Cluster::plant(Plant plant) { impl_->plant = plant; }
+void Cluster::at(TimePoint time, std::function<void()> what) { impl_->call_at(time, std::move(what)); }
+
+SyncerCore* Cluster::syncer() { return impl_->syncer_node.core.get(); }
+LearnerCore* Cluster::learner(std::size_t i) { return impl_->nodes[i].core.get(); }
+const std::vector<MergeRecord>& Cluster::merges() const { return impl_->merges; }
+const std::vector<float>& Cluster::parameters(std::size_t i, std::size_t tensor) const {
+  return impl_->nodes[i].local.at(tensor);
+}
+std::uint64_t Cluster::steps(std::size_t i) const { return impl_->nodes[i].steps; }
+Seconds Cluster::longest_hold(std::size_t i) const { return impl_->nodes[i].longest_hold; }
+bool Cluster::syncer_stopped() const { return impl_->syncer_node.stopped; }
+const std::vector<std::string>& Cluster::log_lines() const { return impl_->logs; }
+const std::vector<std::string>& Cluster::records() const { return impl_->records; }
+std::uint64_t Cluster::peak_payload_bytes() const { return impl_->peak_payload; }
+const std::vector<Violation>& Cluster::violations() const { return impl_->invariants.violations(); }
+std::uint64_t Cluster::events() const { return impl_->events; }
+std::uint64_t Cluster::event_hash() const { return impl_->hash; }
+bool Cluster::rejected(std::size_t i) const { return impl_->nodes[i].rejected; }
+Seconds Cluster::patience() const { return impl_->invariants.patience(); }
+
+std::map<std::string, std::uint64_t> Cluster::events_by_kind() const {
+  std::map<std::string, std::uint64_t> out;
+  for (std::size_t i = 0; i < impl_->counts.size(); ++i) {
+    if (impl_->counts[i] == 0) continue;
+    out[i < kFirstKind ? std::string("message_") + message_name(static_cast<MessageType>(i))
+                       : kind_name(static_cast<EventKind>(i - kFirstKind))] = impl_->counts[i];
+  }
+  return out;
+}
+
+std::vector<std::string> Cluster::check() const {
+  std::vector<std::string> texts;
+  for (const auto& violation : impl_->invariants.violations()) {
+    texts.push_back(fmt::format("{}: {}", violation.invariant, violation.text));
+  }
+  return texts;
+}
+
+Tensors Cluster::global_parameters() const {
+  Tensors tensors(impl_->options.layout.tensors.size());
+  const SyncerCore* syncer = impl_->syncer_node.core.get();
+  if (!syncer) return {};
+  const Plan& plan = syncer->plan();
+  for (FragmentId p = 0; p < plan.size(); ++p) {
+    const auto state = syncer->fragment(p);
+    if (!state) return {};
+    const float* values = state->theta->f32();
+    for (const auto tensor : plan.fragments[p].tensors) {
+      const auto numel = impl_->options.layout.tensors[tensor].numel();
+      tensors[tensor].assign(values, values + numel);
+      values += numel;
+    }
+  }
+  return plan.size() > 0 ? tensors : Tensors{};
+}
+
+double Cluster::merged_fraction(const std::string& id) const {
+  double merged = 0.0, made = 0.0;
+  for (const auto& merge : impl_->merges) {
+    for (const auto& member : merge.members) {
+      if (member.learner == id) merged += static_cast<double>(member.to - member.from);
+    }
+  }
+  const auto fragments = impl_->syncer_node.core ? impl_->syncer_node.core->plan().size() : 1u;
+  for (const auto& [incarnation, account] : impl_->accounts) {
+    if (account.learner == id) made += static_cast<double>(account.tokens) * fragments;
+  }
+  return made > 0.0 ? merged / made : 0.0;
+}
+
 std::string Cluster::account_text(const std::string& id, FragmentId p) const {
   std::string text;
   for (const auto& [incarnation, account] : impl_->accounts) {
@@ -511,101 +347,6 @@ std::string Cluster::account_text(const std::string& id, FragmentId p) const {
     list("in flight", account.in_flight);
   }
   return text;
-}
-void Cluster::kill_syncer() { impl_->kill_syncer(); }
-void Cluster::start_syncer() { impl_->start_syncer(); }
-void Cluster::poison(std::size_t i) { impl_->nodes[i].poisoned = true; }
-void Cluster::stop_syncer(Seconds give_up_after_s) { impl_->feed_syncer(ShutdownEvent{give_up_after_s}); }
-SyncerCore* Cluster::syncer() { return impl_->syncer.get(); }
-LearnerCore* Cluster::learner(std::size_t i) { return impl_->nodes[i].core.get(); }
-const std::vector<MergeRecord>& Cluster::merges() const { return impl_->merges; }
-const std::vector<float>& Cluster::parameters(std::size_t i, std::size_t tensor) const {
-  return impl_->nodes[i].local.at(tensor);
-}
-Tensors Cluster::global_parameters() const {
-  Tensors tensors(impl_->options.layout.tensors.size());
-  if (!impl_->syncer) return {};
-  const Plan& plan = impl_->syncer->plan();
-  for (FragmentId p = 0; p < plan.size(); ++p) {
-    const auto state = impl_->syncer->fragment(p);
-    if (!state) return {};
-    const float* values = state->theta->f32();
-    for (const auto tensor : plan.fragments[p].tensors) {
-      const auto numel = impl_->options.layout.tensors[tensor].numel();
-      tensors[tensor].assign(values, values + numel);
-      values += numel;
-    }
-  }
-  return plan.size() > 0 ? tensors : Tensors{};
-}
-std::uint64_t Cluster::steps(std::size_t i) const { return impl_->nodes[i].steps; }
-Seconds Cluster::longest_hold(std::size_t i) const { return impl_->nodes[i].longest_hold; }
-bool Cluster::syncer_stopped() const { return impl_->stopped; }
-const std::vector<std::string>& Cluster::log_lines() const { return impl_->logs; }
-const std::vector<std::string>& Cluster::records() const { return impl_->records; }
-std::uint64_t Cluster::peak_payload_bytes() const { return impl_->peak_payload; }
-
-double Cluster::merged_fraction(const std::string& id) const {
-  double merged = 0.0, made = 0.0;
-  for (const auto& merge : impl_->merges) {
-    for (const auto& member : merge.members) {
-      if (member.learner == id) merged += static_cast<double>(member.to - member.from);
-    }
-  }
-  const auto fragments = impl_->syncer ? impl_->syncer->plan().size() : 1u;
-  for (const auto& [incarnation, account] : impl_->accounts) {
-    if (account.learner == id) made += static_cast<double>(account.tokens) * fragments;
-  }
-  return made > 0.0 ? merged / made : 0.0;
-}
-
-std::vector<std::string> Cluster::check() const {
-  std::vector<std::string> violations;
-  std::map<std::pair<Incarnation, FragmentId>, std::vector<std::array<std::uint64_t, 2>>> intervals, lost;
-  // Of one life: a syncer that restarts when no learner is left to tell begins anew.
-  std::map<std::pair<std::uint64_t, FragmentId>, Version> last;
-  for (const auto& merge : impl_->merges) {
-    if (merge.members.size() < impl_->options.settings.min_quorum) {
-      violations.push_back(fmt::format("fragment {} version {} merged {} < K members", merge.fragment,
-                                       to_string(merge.version), merge.members.size()));
-    }
-    Version& newest = last[{merge.syncer_life, merge.fragment}];
-    if (merge.version <= newest) {
-      violations.push_back(fmt::format("fragment {}: version {} does not increase", merge.fragment, to_string(merge.version)));
-    }
-    newest = merge.version;
-    for (const auto& member : merge.members) {
-      const std::pair key{member.incarnation, merge.fragment};
-      (merge.lost_in_life ? lost : intervals)[key].push_back({member.from, member.to});
-    }
-  }
-  for (const auto& [incarnation, account] : impl_->accounts) {
-    for (const auto& [fragment, list] : account.discarded) {
-      auto& all = intervals[{incarnation, fragment}];
-      all.insert(all.end(), list.begin(), list.end());
-    }
-  }
-  for (auto& [key, list] : intervals) {
-    std::sort(list.begin(), list.end());
-    const Account& account = impl_->accounts.at(key.first);
-    std::uint64_t at = 0;
-    for (const auto& [from, to] : list) {
-      if (from < at) violations.push_back(fmt::format("{} fragment {}: tokens [{}, {}) are counted twice", account.learner, key.second, from, std::min(at, to)));
-      // A gap is work that only the syncer can still merge, or that went down with it; both are on record.
-      std::vector<std::array<std::uint64_t, 2>> declared = lost[key];
-      if (const auto sent = account.in_flight.find(key.second); sent != account.in_flight.end()) {
-        declared.insert(declared.end(), sent->second.begin(), sent->second.end());
-      }
-      if (from > at && !covered(declared, at, from)) violations.push_back(fmt::format("{} fragment {}: tokens [{}, {}) are unaccounted for", account.learner, key.second, at, from));
-      at = std::max(at, to);
-    }
-    if (at > account.tokens) violations.push_back(fmt::format("{} fragment {}: {} tokens counted, {} made", account.learner, key.second, at, account.tokens));
-  }
-  if (impl_->peak_payload > impl_->options.payload_memory_bytes) {
-    violations.push_back(fmt::format("{} payload bytes held, the bound is {}", impl_->peak_payload,
-                                     impl_->options.payload_memory_bytes));
-  }
-  return violations;
 }
 
 Layout small_layout(int matrices, std::int64_t rows, std::int64_t cols) {

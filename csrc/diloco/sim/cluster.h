@@ -1,14 +1,14 @@
 // Virtual cluster: the production cores under a virtual clock and a scripted network, in one process, deterministic by
 // seed. Learners are arrays that walk towards a target, so that merges and adoptions move real numbers.
 //
-// Single-threaded. Invariants are checked by check(): token intervals partition, nothing is merged twice, never below
-// K, versions strictly increase, memory stays in its bound, nobody with a working link is starved.
+// Single-threaded. The invariants of docs/simulate.md are checked after every event; violations() and check() tell.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +17,26 @@
 
 namespace diloco::sim {
 
+// A learner's way to the syncer. Rates are per connection and direction; 0 = unlimited.
+struct Link {
+  Seconds delay_s = 0.01;  // one way
+  Seconds jitter_s = 0.0;  // up to this much more, message by message; their order stays
+  double up_bytes_per_s = 0.0;
+  double down_bytes_per_s = 0.0;
+};
+
+// What goes wrong on a learner's connections while it lasts. Loss, repetition and a changed order do not happen to a TCP
+// stream unless something is badly broken; the cores must survive them all the same. Probabilities are per message.
+struct LineFault {
+  double loss = 0.0;
+  double duplicate = 0.0;
+  double reorder = 0.0;           // a message takes up to 20 delays longer, others overtake it
+  bool mute = false;              // half-open: nothing from the learner arrives, nobody is told
+  bool deaf = false;              // half-open: nothing to the learner arrives
+  double read_bytes_per_s = 0.0;  // slow reader; 0 = as fast as the link
+  bool operator==(const LineFault&) const = default;
+};
+
 struct LearnerSpec {
   std::string id;
   Seconds step_s = 1.0;
@@ -24,6 +44,8 @@ struct LearnerSpec {
   std::uint64_t tokens_per_step = 100;
   float target = 1.0f;  // where its data pulls every parameter
   double jitter = 0.0;  // step time varies by +- this share
+  std::uint64_t token_jitter = 0;  // a step has up to this many tokens more
+  std::optional<Link> link;        // its own; else that of the cluster
 };
 
 using Tensors = std::vector<std::vector<float>>;  // by tensor of the layout
@@ -43,10 +65,32 @@ struct ClusterOptions {
   Seconds delay_s = 0.01;           // one way
   double bytes_per_s = 0.0;         // per connection and direction; 0 = unlimited
   Seconds merge_s = 0.01;
+  Seconds persist_s = 0.0;
   std::uint64_t seed = 1;
   std::uint64_t payload_memory_bytes = 1ull << 30;
   double learning_rate = 0.05;
   Training training;  // empty: arrays that walk towards LearnerSpec::target
+  bool light = false;         // one element of a tensor changes in a step, instead of all of them
+  bool check_values = false;  // invariants recompute every merge, displacement and adoption, too
+  bool keep_lines = true;     // records() and log_lines() grow
+  bool stop_at_violation = false;  // run_until() returns at the first one
+  std::uint64_t max_events = 0;    // run_until() returns after so many in all; 0 = no limit
+};
+
+// An invariant that did not hold.
+struct Violation {
+  std::string invariant;  // its name
+  std::string text;       // one sentence
+  std::uint64_t event = 0;
+  TimePoint at = 0.0;
+};
+
+// Mistakes made on purpose, outside the cores: they show that the invariants and the shrinker work.
+enum class Plant {
+  kNone,
+  kForgedMerge,     // the event log tells a merge twice
+  kChangedPayload,  // a contribution changes on its way, and no checksum tells
+  kLyingLearner,    // a learner counts steps that it has not made
 };
 
 struct MergeRecord {
@@ -81,7 +125,16 @@ class Cluster {
   void kill_syncer();
   void start_syncer();                              // without state
   void poison(std::size_t learner);                 // its parameters become NaN at the next step
+  void poison_huge(std::size_t learner);            // finite, and larger than any sum can be
   void stop_syncer(Seconds give_up_after_s);        // SIGTERM
+  void freeze_syncer(bool frozen);
+  void set_line(std::size_t learner, const LineFault& line);
+  void cut_connections(std::size_t learner);        // both are reset
+  void jump_clock(std::size_t learner, Seconds by);  // forward
+  void jump_syncer_clock(Seconds by);
+  void plant(Plant plant);
+  // Called inside run_until() when its time has come.
+  void at(TimePoint time, std::function<void()> what);
 
   // Views.
   SyncerCore* syncer();                             // null while dead
@@ -103,6 +156,14 @@ class Cluster {
   std::string account_text(const std::string& learner_id, FragmentId fragment) const;
   // Violated invariants, one sentence each; empty is good.
   std::vector<std::string> check() const;
+  const std::vector<Violation>& violations() const;
+  // Messages delivered, timers and steps so far; the same by kind; a hash over all of them with their bytes.
+  std::uint64_t events() const;
+  std::map<std::string, std::uint64_t> events_by_kind() const;
+  std::uint64_t event_hash() const;
+  bool rejected(std::size_t learner) const;  // for good; it must be started again
+  // How long with working links due_merged and no_starvation let a fragment, or a learner's work on it, wait.
+  Seconds patience() const;
 
  private:
   struct Impl;

@@ -1,0 +1,273 @@
+#include "diloco/sim/invariants.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "diloco/sim/invariants_impl.h"
+
+namespace diloco::sim {
+
+constexpr std::size_t kMostViolations = 32;  // more say nothing new
+constexpr std::size_t kSentKept = 16;
+
+Invariants::Invariants(const ClusterOptions& options) : impl_(std::make_unique<Impl>(options)) {}
+Invariants::~Invariants() = default;
+const std::vector<Violation>& Invariants::violations() const { return impl_->violations; }
+void Invariants::fail(const char* invariant, std::string text) { impl_->fail(invariant, std::move(text)); }
+
+Invariants::Impl::Impl(const ClusterOptions& given) : options(given), settings(given.settings) {
+  current.resize(options.learners.size());
+  well_since.assign(options.learners.size(), std::numeric_limits<double>::infinity());
+  quorum_well_since = std::numeric_limits<double>::infinity();
+}
+
+void Invariants::Impl::fail(const char* invariant, std::string text) {
+  if (violations.size() < kMostViolations) violations.push_back({invariant, std::move(text), event, now});
+}
+
+void Invariants::begin_event(std::uint64_t number, TimePoint now) {
+  impl_->event = number;
+  impl_->now = now;
+}
+
+LifeBooks* Invariants::Impl::life(Incarnation incarnation) {
+  const auto it = lives.find(incarnation);
+  return it == lives.end() ? nullptr : it->second.get();
+}
+
+Share& Invariants::Impl::share(LifeBooks& life, FragmentId fragment) {
+  if (life.shares.size() <= fragment) life.shares.resize(std::max<std::size_t>(fragments.size(), fragment + 1));
+  return life.shares[fragment];
+}
+
+void Invariants::Impl::set_fragments(std::size_t count) {
+  if (fragments.size() < count) fragments.resize(count);
+}
+
+// ---- nodes ----
+
+void Invariants::syncer_starts() {
+  Impl& at = *impl_;
+  at.sessions.clear();
+  at.hellos.clear();
+  at.lanes.clear();
+  at.screening.clear();
+  at.undelivered.clear();
+  at.paces.clear();
+  at.payloads.clear();
+  at.reached.clear();
+  at.opened.clear();
+  at.quorum_s = at.sync_s = -1.0;
+  at.epoch = 0;
+  at.open_rounds = 0;
+  at.stopped = false;
+  for (auto& fragment : at.fragments) {
+    fragment.newest = fragment.newest_before = {};
+    fragment.state.reset();
+    fragment.round.reset();
+    fragment.closing.reset();
+    fragment.due = 0;
+    fragment.anchor_clock = 0;
+  }
+  for (auto& [incarnation, life] : at.lives) {
+    life->tombstoned = false;  // the next one does not know
+    for (auto& share : life->shares) {
+      share.mailbox.reset();
+      share.merged_in = {};
+    }
+  }
+}
+
+void Invariants::syncer_dies() { syncer_starts(); }
+
+void Invariants::learner_starts(std::size_t learner, Incarnation incarnation) {
+  auto life = std::make_unique<LifeBooks>();
+  life->learner = learner;
+  life->id = impl_->options.learners[learner].id;
+  life->incarnation = incarnation;
+  life->tokens.push_back(0);
+  impl_->current[learner] = life.get();
+  impl_->lives[incarnation] = std::move(life);
+}
+
+void Invariants::learner_dies(std::size_t learner) {
+  if (impl_->current[learner]) impl_->current[learner]->alive = false;
+}
+
+void Invariants::poisoned(std::size_t learner, bool huge) {
+  impl_->current[learner]->poisoned = true;
+  impl_->huge_values = impl_->huge_values || huge;
+}
+
+void Invariants::syncer_disturbed() {
+  for (auto& fragment : impl_->fragments) {
+    if (fragment.round) fragment.round->disturbed = true;
+  }
+}
+
+// ---- what a learner counts ----
+
+void Invariants::made_step(std::size_t learner, std::uint64_t tokens) {
+  LifeBooks& life = *impl_->current[learner];
+  life.tokens.push_back(life.tokens.back() + tokens);
+  ++life.clock;
+}
+
+void Invariants::progress(std::size_t learner, std::uint64_t tokens) {
+  const LifeBooks& life = *impl_->current[learner];
+  if (tokens != life.tokens.back()) {
+    impl_->fail("counters", fmt::format("{} has counted {} tokens and made {}", life.id, tokens, life.tokens.back()));
+  }
+}
+
+namespace {
+
+// The step after which a life had made this many tokens; nothing if no boundary lies there.
+std::optional<std::uint64_t> step_at(const LifeBooks& life, std::uint64_t tokens) {
+  const auto it = std::lower_bound(life.tokens.begin(), life.tokens.end(), tokens);
+  if (it == life.tokens.end() || *it != tokens) return std::nullopt;
+  return static_cast<std::uint64_t>(it - life.tokens.begin());
+}
+
+}  // namespace
+
+void Invariants::from_learner(std::size_t learner, const OutFrame& frame) {
+  Impl& at = *impl_;
+  LifeBooks& life = *at.current[learner];
+  const Header& header = frame.header;
+  const Bytes body = std::as_bytes(std::span(frame.body.data(), frame.body.size()));
+  std::string why;
+  switch (header.type) {
+    case MessageType::kStep: {
+      const auto step = decode_step(body, &why);
+      if (!step) return at.fail("readable", fmt::format("a STEP of {} cannot be read: {}", life.id, why));
+      if (step->steps != life.steps() || step->tokens != life.tokens.back() || step->clock != life.clock) {
+        at.fail("counters", fmt::format("{} reports {} steps, {} tokens, clock {}; it has {}, {}, {}", life.id, step->steps,
+                                        step->tokens, step->clock, life.steps(), life.tokens.back(), life.clock));
+      }
+      for (const auto& [fragment, version] : step->adopted) {
+        if (version != at.share(life, fragment).adopted) {
+          at.fail("counters", fmt::format("{} reports fragment {} at version {}; it has adopted {}", life.id, fragment,
+                                          to_string(version), to_string(at.share(life, fragment).adopted)));
+        }
+      }
+      break;
+    }
+    case MessageType::kBegin: {
+      const auto begin = decode_begin(body, &why);
+      if (!begin) return at.fail("readable", fmt::format("a BEGIN of {} cannot be read: {}", life.id, why));
+      if (begin->kind != PayloadKind::kContribution) break;
+      Share& share = at.share(life, begin->fragment);
+      Copy copy{begin->from, begin->to, begin->c_steps, begin->clock, begin->base, 0, 0.0};
+      const auto first = step_at(life, begin->from), last = step_at(life, begin->to);
+      if (!first || !last || *last - *first != begin->c_steps || begin->from >= begin->to) {
+        at.fail("counters", fmt::format("{} sends tokens [{}, {}) of fragment {} as {} steps", life.id, begin->from,
+                                        begin->to, begin->fragment, begin->c_steps));
+      }
+      const auto staged = std::find_if(share.staged.begin(), share.staged.end(),
+                                       [&](const Copy& one) { return one.to == begin->to; });
+      if (staged == share.staged.end()) {
+        // It may have waited long behind others; then only its counters can be checked.
+        if (begin->to > life.tokens.back()) at.fail("counters", fmt::format("{} sends tokens it has not made", life.id));
+      } else {
+        copy.hash = staged->hash;
+        if (staged->base != begin->base) {
+          at.fail("base_known", fmt::format("{} sends fragment {} against version {}; it was staged against {}", life.id,
+                                            begin->fragment, to_string(begin->base), to_string(staged->base)));
+        }
+        if (staged->clock != begin->clock) {
+          at.fail("counters", fmt::format("{} sends fragment {} with clock {}; it was staged at {}", life.id,
+                                          begin->fragment, begin->clock, staged->clock));
+        }
+      }
+      share.sent.push_back(copy);
+      if (share.sent.size() > kSentKept) share.sent.pop_front();
+      break;
+    }
+    case MessageType::kHello: {
+      const auto hello = decode_hello(body, &why);
+      if (!hello) return at.fail("readable", fmt::format("the HELLO of {} cannot be read: {}", life.id, why));
+      if (hello->steps != life.steps() || hello->tokens != life.tokens.back() || hello->clock != life.clock) {
+        at.fail("counters", fmt::format("{} introduces itself with {} steps, {} tokens, clock {}; it has {}, {}, {}",
+                                        life.id, hello->steps, hello->tokens, hello->clock, life.steps(),
+                                        life.tokens.back(), life.clock));
+      }
+      break;
+    }
+    case MessageType::kChunk:
+      if (SessionBooks* session = at.session(header.session)) {
+        session->up.sent += frame.slice.size;
+        if (session->up.sent > session->up.granted) {
+          at.fail("credit", fmt::format("{} has sent {} bytes of contributions, granted are {}", life.id, session->up.sent,
+                                        session->up.granted));
+        }
+      }
+      break;
+    case MessageType::kCredit:
+      if (SessionBooks* session = at.session(header.session)) {
+        const std::uint64_t window = std::max(at.settings.credit_window_bytes, Settings{}.credit_window_bytes);
+        const std::uint64_t received = session->down.received;
+        if (header.total != received || header.offset > std::max(window, received + at.settings.credit_window_bytes)) {
+          at.fail("credit", fmt::format("{} grants {} bytes and says it has {}; it has {}", life.id, header.offset,
+                                        header.total, received));
+        }
+      }
+      break;
+    default: break;
+  }
+}
+
+void Invariants::at_learner(std::size_t learner, const Header& header, Bytes payload) {
+  Impl& at = *impl_;
+  SessionBooks* session = at.session(header.session);
+  if (!session || session->life != at.current[learner]) return;
+  switch (header.type) {
+    case MessageType::kWelcome:
+      session->up.granted = std::max(session->up.granted, at.settings.credit_window_bytes);
+      break;
+    case MessageType::kPull:
+    case MessageType::kCredit:
+      session->up.granted = std::max(session->up.granted, header.offset);
+      break;
+    case MessageType::kChunk:
+      session->down.received += payload.size();
+      break;
+    default: break;
+  }
+}
+
+void Invariants::adopted(std::size_t learner, const AdoptFragment& adopt, const PayloadLayout& image,
+                         const PayloadLayout& contribution, const Tensors& anchor, const Tensors& local) {
+  Impl& at = *impl_;
+  LifeBooks& life = *at.current[learner];
+  Share& share = at.share(life, adopt.fragment);
+  at.set_fragments(adopt.fragment + 1);
+  if (adopt.image) {
+    const auto& images = at.fragments[adopt.fragment].images;
+    const auto published = images.find(adopt.version);
+    if (published == images.end() || published->second[0] != checksum(adopt.image->bytes())) {
+      at.fail("adopted_is_published",
+              fmt::format("{} adopts fragment {} version {}, {}", life.id, adopt.fragment, to_string(adopt.version),
+                          published == images.end() ? "which was never published" : "with other bytes than were published"));
+    } else {
+      life.clock = std::max(life.clock, published->second[1]);
+    }
+    if (adopt.version <= share.adopted) {
+      at.fail("version_order", fmt::format("{} adopts fragment {} version {} after {}", life.id, adopt.fragment,
+                                           to_string(adopt.version), to_string(share.adopted)));
+    }
+    share.adopted = adopt.version;
+  } else if (adopt.version != share.adopted) {
+    at.fail("version_order", fmt::format("{} takes fragment {} again as version {}; it has {}", life.id, adopt.fragment,
+                                         to_string(adopt.version), to_string(share.adopted)));
+  }
+  check_adoption(adopt, image, contribution, anchor, local);
+}
+
+void Invariants::after_learner(std::size_t, const LearnerCore&) {
+  impl_->check_gaps();
+  impl_->check_progress();
+}
+
+}  // namespace diloco::sim

@@ -1,0 +1,144 @@
+#include <algorithm>
+#include <array>
+
+#include "diloco/sim/random.h"
+#include "diloco/sim/scenario.h"
+
+namespace diloco::sim {
+
+namespace {
+
+ClusterOptions options_of(const Scenario& s, std::uint64_t max_events) {
+  ClusterOptions options;
+  for (const auto& [name, value] : s.settings) options.settings.set(name, value);
+  options.layout = small_layout(static_cast<int>(s.matrices), s.rows, s.cols);
+  options.layout.tensors.front().name = "embed.weight";  // averaged whatever `merge` says
+  options.learners = s.learners;
+  options.merge_s = s.merge_s;
+  options.persist_s = s.persist_s;
+  options.payload_memory_bytes = s.payload_memory_bytes;
+  options.seed = s.seed;
+  options.light = !s.values;
+  options.check_values = s.values;
+  options.stop_at_violation = true;
+  options.max_events = max_events;
+  return options;
+}
+
+// The script: every fault begins, and most end.
+class Script {
+ public:
+  Script(const Scenario& scenario, Cluster& cluster) : scenario_(scenario), cluster_(cluster) {
+    on_line_.resize(scenario.learners.size());
+    for (const Fault& fault : scenario.faults) {
+      cluster.at(fault.at_s, [this, &fault] { begin(fault); });
+      cluster.at(fault.at_s + fault.lasts_s, [this, &fault] { end(fault); });
+    }
+    cluster.at(scenario.script_s, [this] { heal(); });
+  }
+  const std::map<std::string, std::uint64_t>& begun() const { return begun_; }
+
+ private:
+  void begin(const Fault& fault) {
+    const std::size_t i = fault.learner;
+    ++begun_[fault_name(fault.kind)];
+    switch (fault.kind) {
+      case FaultKind::kKillLearner: cluster_.kill_learner(i); break;
+      case FaultKind::kFreezeLearner: if (cluster_.learner(i)) cluster_.freeze_learner(i, true); break;
+      case FaultKind::kPartition: cluster_.partition_learner(i, true); break;
+      case FaultKind::kCut: cluster_.cut_connections(i); break;
+      case FaultKind::kNan:
+      case FaultKind::kHuge: poison(fault); break;
+      case FaultKind::kLearnerClock: cluster_.jump_clock(i, fault.amount); break;
+      case FaultKind::kKillSyncer: cluster_.kill_syncer(); break;
+      case FaultKind::kFreezeSyncer: cluster_.freeze_syncer(true); break;
+      case FaultKind::kSyncerClock: cluster_.jump_syncer_clock(fault.amount); break;
+      default:
+        on_line_[i].push_back(&fault);
+        set_line(i);
+    }
+  }
+
+  void end(const Fault& fault) {
+    const std::size_t i = fault.learner;
+    switch (fault.kind) {
+      case FaultKind::kKillLearner: if (!cluster_.learner(i)) cluster_.start_learner(i); break;
+      case FaultKind::kFreezeLearner: if (cluster_.learner(i)) cluster_.freeze_learner(i, false); break;
+      case FaultKind::kPartition: cluster_.partition_learner(i, false); break;
+      case FaultKind::kKillSyncer: if (!cluster_.syncer()) cluster_.start_syncer(); break;
+      case FaultKind::kFreezeSyncer: cluster_.freeze_syncer(false); break;
+      case FaultKind::kCut:
+      case FaultKind::kNan:
+      case FaultKind::kHuge:
+      case FaultKind::kLearnerClock:
+      case FaultKind::kSyncerClock: break;
+      default:
+        std::erase(on_line_[i], &fault);
+        set_line(i);
+    }
+  }
+
+  // At every step until the fault is over.
+  void poison(const Fault& fault) {
+    if (fault.kind == FaultKind::kNan) cluster_.poison(fault.learner);
+    else cluster_.poison_huge(fault.learner);
+    const Seconds step = scenario_.learners[fault.learner].step_s;
+    if (cluster_.now() + step >= fault.at_s + fault.lasts_s) return;
+    cluster_.at(cluster_.now() + step, [this, &fault] { poison(fault); });
+  }
+
+  void set_line(std::size_t i) {
+    LineFault line;
+    for (const Fault* fault : on_line_[i]) {
+      switch (fault->kind) {
+        case FaultKind::kMute: line.mute = true; break;
+        case FaultKind::kDeaf: line.deaf = true; break;
+        case FaultKind::kSlowReader: line.read_bytes_per_s = fault->amount; break;
+        case FaultKind::kLoss: line.loss = fault->amount; break;
+        case FaultKind::kDuplicate: line.duplicate = fault->amount; break;
+        case FaultKind::kReorder: line.reorder = fault->amount; break;
+        default: break;
+      }
+    }
+    cluster_.set_line(i, line);
+  }
+
+  void heal() {
+    if (!cluster_.syncer()) cluster_.start_syncer();
+    for (std::size_t i = 0; i < on_line_.size(); ++i) {
+      if (cluster_.rejected(i)) cluster_.kill_learner(i);
+      if (!cluster_.learner(i)) cluster_.start_learner(i);
+    }
+  }
+
+  const Scenario& scenario_;
+  Cluster& cluster_;
+  std::vector<std::vector<const Fault*>> on_line_;
+  std::map<std::string, std::uint64_t> begun_;
+};
+
+}  // namespace
+
+Outcome run_scenario(const Scenario& scenario, std::uint64_t max_events, bool keep_lines) {
+  ClusterOptions options = options_of(scenario, max_events);
+  options.keep_lines = keep_lines;
+  Cluster cluster(std::move(options));
+  cluster.plant(scenario.plant);
+  const Script script(scenario, cluster);
+  cluster.run_until(scenario.script_s);
+  const Seconds heal = scenario.heal_s >= 0.0 ? scenario.heal_s : cluster.patience() + 1.0;
+  cluster.run_until(scenario.script_s + heal);
+  Outcome outcome;
+  outcome.violations = cluster.violations();
+  outcome.events = cluster.events();
+  outcome.merges = cluster.merges().size();
+  outcome.hash = cluster.event_hash();
+  outcome.ended_s = cluster.now();
+  outcome.events_by_kind = cluster.events_by_kind();
+  outcome.faults = script.begun();
+  outcome.lines = cluster.log_lines();
+  outcome.lines.insert(outcome.lines.end(), cluster.records().begin(), cluster.records().end());
+  return outcome;
+}
+
+}  // namespace diloco::sim
