@@ -63,8 +63,8 @@ MUTATIONS = [
         "a round closes with one contribution too few",
         "quorum",
         QUORUM,
-        "if (round.complete < round.quorum) return {};",
-        "if (round.complete + 1 < round.quorum) return {};",
+        "return round.complete >= round.quorum && (",
+        "return round.complete + 1 >= round.quorum && (round.complete < round.quorum || ",
         ("quorum",),
     ),
     Mutation(
@@ -284,8 +284,8 @@ MUTATIONS = [
         "control: a condition the other way round",
         "control",
         QUORUM,
-        "if (round.complete < round.quorum) return {};",
-        "if (!(round.complete >= round.quorum)) return {};",
+        "if (!has_quorum(round)) return {};",
+        "if (has_quorum(round) == false) return {};",
         (),
     ),
     Mutation(

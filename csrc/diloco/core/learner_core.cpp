@@ -95,7 +95,7 @@ void LearnerCore::Impl::on_time(ShardLink& link) {
   if (link.down()) {
     if (now < link.retry_at) return;
     link.state = ShardLink::State::kConnecting;
-    link.attempt_deadline = now + settings.heartbeat_timeout_s;
+    link.attempt_deadline = now + settings.heartbeat_timeout_s * (1 + std::min(link.failures, 5u));  // a slow link needs longer
     actions.push_back(ConnectChannel{Channel::kControl, link.shard});
   } else if (!link.up()) {
     if (now >= link.attempt_deadline) lose(link, "no answer to the greeting", false);

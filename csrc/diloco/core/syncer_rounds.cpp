@@ -145,7 +145,12 @@ std::size_t SyncerCore::Impl::complete_in(FragmentId p) const {
 RoundView SyncerCore::Impl::view_of(const Round& round) const {
   RoundView view;
   view.quorum = round.quorum;
-  view.complete = complete_in(round.fragment);
+  for (const auto& [incarnation, account] : accounts) {
+    const auto& held = account.mailbox[round.fragment];
+    view.complete += held.has_value();
+    // In lockstep everybody is waited for in any case.
+    view.fresh += held && (settings.mode == Mode::kLockstep || held->arrived > round.opened);
+  }
   view.deadline = round.deadline;
   view.capped = round.capped;
   for (const auto& [id, session] : sessions) {
@@ -165,7 +170,7 @@ void SyncerCore::Impl::check_rounds() {
     const auto it = rounds.find(number);
     if (it == rounds.end() || it->second.phase != RoundPhase::kCollecting) continue;
     Round& round = it->second;
-    if (!round.quorum_at && complete_in(round.fragment) >= round.quorum) {
+    if (!round.quorum_at && has_quorum(view_of(round))) {
       round.quorum_at = now;
       xi_quorum.add(now - round.opened);
       const GraceWindow window =

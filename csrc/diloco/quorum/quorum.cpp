@@ -35,8 +35,12 @@ GraceWindow grace_window(const Settings& settings, Seconds xi_step, Seconds xi_q
   return window > cap ? GraceWindow{cap, true} : GraceWindow{window, false};
 }
 
+bool has_quorum(const RoundView& round) {
+  return round.complete >= round.quorum && (round.fresh >= round.quorum || round.waited_for == 0);
+}
+
 Decision decide(const RoundView& round, const Settings& settings, TimePoint now) {
-  if (round.complete < round.quorum) return {};
+  if (!has_quorum(round)) return {};
   if (round.waited_for == 0) return {RoundAction::kClose, "all_present"};
   if (settings.mode == Mode::kLockstep) return {};  // lockstep waits for everybody
   if (settings.grace == Grace::kNone) return {RoundAction::kClose, "no_grace"};

@@ -39,10 +39,15 @@ GraceWindow grace_window(const Settings& settings, Seconds xi_step, Seconds xi_q
 struct RoundView {
   std::uint32_t quorum = 1;    // K, fixed at opening
   std::size_t complete = 0;    // contributions in the mailbox, finite and plausible
+  std::size_t fresh = 0;       // of them, those that have arrived since the round opened
   std::size_t waited_for = 0;  // pulled, live, unstalled learners that have not delivered yet
   std::optional<TimePoint> deadline;  // end of grace, once the quorum is complete
   bool capped = false;
 };
+// K contributions are there, and K of them are fresh or nobody is asked any more. Those left over from an earlier round
+// do not make a quorum while answers to this one are under way: with a short grace such rounds would close before anybody
+// could join them, leave everybody to the next one, and go on alternating for ever.
+bool has_quorum(const RoundView& round);
 enum class RoundAction { kWait, kClose };
 struct Decision {
   RoundAction action = RoundAction::kWait;

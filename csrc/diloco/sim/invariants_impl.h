@@ -212,7 +212,7 @@ struct Invariants::Impl {
   void take_members(FragmentBooks::Closing& closing, FragmentId p);
   void check_close(FragmentId fragment, const nlohmann::json& line);
   void check_window(FragmentId fragment, double window_s, bool capped);
-  void note_quorum(FragmentId fragment, std::size_t complete);
+  void note_quorum(FragmentId fragment);
   void note_quorums();
   void publish(FragmentId fragment, Version version, std::uint64_t image_hash, Clock clock);
   void check_order(const SyncerCore& syncer);
@@ -221,7 +221,6 @@ struct Invariants::Impl {
   Clock due_after(FragmentId fragment, Clock opened) const;
   Clock phase(FragmentId fragment) const;
   std::size_t merge_count = 0;
-  bool mailboxes_changed = false;                // in this event
   std::map<std::uint64_t, FragmentId> reached;   // round -> fragment: got their quorum in this event
   double quorum_s = -1.0, sync_s = -1.0;         // moving averages; < 0: none yet
   std::map<FragmentId, TimePoint> undelivered;   // published, at no learner yet: when it was closed

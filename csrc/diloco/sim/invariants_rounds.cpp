@@ -68,7 +68,6 @@ void Invariants::Impl::on_open(const nlohmann::json& line) {
   if (line["quorum"] != quorum()) fail("quorum", fmt::format("a round of fragment {} opens with another K", p));
   ++open_rounds;
   books.round = FragmentBooks::OpenRound{line["round"], at, syncer_now, false, std::nullopt, 0.0};
-  mailboxes_changed = true;
   for (auto& [id, session] : sessions) session.waited_for[p] = session.ordered[p];
 }
 
@@ -114,6 +113,7 @@ void Invariants::runs_merge(const RunMerge& merge, const MergeResult& result, co
   for (const auto& [id, session] : at.sessions) {
     closing.outstanding += session.waited_for[p] && (at.settings.mode == Mode::kLockstep || !at.stalled(session));
   }
+  at.note_quorum(p);
   at.take_members(closing, p);
   const auto& members = merge.merge.members;
   if (members.size() < at.quorum()) {
@@ -128,7 +128,6 @@ void Invariants::runs_merge(const RunMerge& merge, const MergeResult& result, co
     at.fail("mailbox", fmt::format("fragment {} is merged from {} contributions which are not the {} newest complete ones", p,
                                    members.size(), closing.members.size()));
   }
-  at.note_quorum(p, closing.members.size());
   double sum = 0.0;
   for (std::size_t i = 0; i < closing.members.size(); ++i) {
     const auto& [life, copy] = closing.members[i];
@@ -180,7 +179,6 @@ void Invariants::merge_done(JobId job) {
     }
     for (auto& [id, session] : impl_->sessions) session.waited_for[p] = session.ordered[p];
     books.round->quorum_at.reset();
-    impl_->mailboxes_changed = true;
   }
 }
 
@@ -268,25 +266,27 @@ void Invariants::Impl::check_close(FragmentId p, const nlohmann::json& line) {
   check_window(p, window_s, reason == "cap");
 }
 
-void Invariants::Impl::note_quorum(FragmentId p, std::size_t complete) {
+// K contributions, not counting what was there when the round opened unless nobody is asked any more.
+void Invariants::Impl::note_quorum(FragmentId p) {
   auto& round = fragments[p].round;
-  if (!round || round->quorum_at || complete < quorum()) return;
+  if (!round || round->quorum_at) return;
+  std::size_t complete = 0, fresh = 0, asked = 0;
+  for (const auto& [incarnation, life] : lives) {
+    if (p >= life->shares.size() || !life->shares[p].mailbox) continue;
+    ++complete;
+    fresh += settings.mode == Mode::kLockstep || life->shares[p].mailbox->arrived > round->opened;
+  }
+  if (complete < quorum()) return;
+  for (const auto& [id, session] : sessions) asked += session.waited_for[p] && !stalled(session);
+  if (!on_arrival() && fresh < quorum() && asked > 0) return;
   round->quorum_at = syncer_now;
   reached[round->id] = p;
 }
 
-// At the end of an event in which a round may have got its quorum: the moving average goes by round.
+// At the end of an event: the moving average goes by round.
 void Invariants::Impl::note_quorums() {
-  if (mailboxes_changed) {
-    for (FragmentId p = 0; p < fragments.size(); ++p) {
-      if (!fragments[p].round || fragments[p].round->quorum_at || fragments[p].closing) continue;
-      std::size_t complete = 0;
-      for (const auto& [incarnation, life] : lives) {
-        complete += p < life->shares.size() && life->shares[p].mailbox.has_value();
-      }
-      note_quorum(p, complete);
-    }
-    mailboxes_changed = false;
+  for (FragmentId p = 0; p < fragments.size(); ++p) {
+    if (fragments[p].round && !fragments[p].round->quorum_at && !fragments[p].closing) note_quorum(p);
   }
   for (const auto& [id, p] : reached) {
     auto& round = *fragments[p].round;

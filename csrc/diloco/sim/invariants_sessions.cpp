@@ -211,7 +211,6 @@ void Invariants::screen_done(JobId job) {
   at.just_screened = done;
   at.replaced_by_it = mailbox;
   mailbox = done.copy;
-  at.mailboxes_changed = true;
 }
 
 // ---- from the syncer ----

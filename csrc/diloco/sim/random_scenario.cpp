@@ -43,14 +43,14 @@ void choose_settings(Scenario& s) {
   set["fragmenter"] = one_of(random, "balanced", "layer", "strided", "tensor");
   set["max_inflight"] = std::to_string(random.chance(0.6) ? 0 : 1 + random.below(3));
   set["min_quorum"] = std::to_string(arrival ? 1 : 1 + random.below(std::min<std::size_t>(3, s.learners.size())));
-  set["grace"] = arrival ? "none" : one_of(random, "adaptive", "adaptive", "fixed", "none");
+  set["grace"] = arrival ? "none" : one_of(random, "adaptive", "adaptive", "adaptive", "fixed", "none");
   if (arrival) {
     set["trigger"] = "arrival";
     set["step_counts"] = one_of(random, "fixed", "dylu");
   }
   if (set["grace"] == "adaptive") {
     set["grace_gamma"] = fmt::format("{}", rounded(random.uniform(0.1, 0.95)));
-    if (random.chance(0.4)) set["grace_cap_s"] = fmt::format("{}", rounded(log_uniform(random, 0.01, 2.0)));
+    if (random.chance(0.5)) set["grace_cap_s"] = fmt::format("{}", rounded(log_uniform(random, 0.01, 1.0)));
   } else if (set["grace"] == "fixed") {
     set["grace_s"] = fmt::format("{}", rounded(log_uniform(random, 0.01, 2.0)));
   }
@@ -72,9 +72,9 @@ void choose_settings(Scenario& s) {
   if (random.chance(0.3)) set["max_carry_steps"] = std::to_string(every + random.below(3 * every));
   set["wire_dtype"] = one_of(random, "f32", "bf16");
   set["downlink_dtype"] = one_of(random, "f32", "bf16", "param");
-  const std::uint64_t chunk = 64ull << random.below(4);
+  const std::uint64_t chunk = 64ull << (random.chance(0.6) ? 0 : random.below(4));
   set["chunk_bytes"] = std::to_string(chunk);
-  set["credit_window_bytes"] = std::to_string(random.chance(0.5) ? 8u << 20 : chunk * (1 + random.below(6)));
+  set["credit_window_bytes"] = std::to_string(random.chance(0.3) ? 8u << 20 : chunk * (1 + random.below(4)));
   set["max_bad_payloads"] = std::to_string(1 + random.below(4));
   const double interval = rounded(random.uniform(1.5, 5.0));
   set["heartbeat_interval_s"] = fmt::format("{}", interval);
@@ -89,7 +89,7 @@ void choose_learners(Scenario& s, Stream& shape) {
     LearnerSpec spec;
     spec.id = fmt::format("learner-{}", i);
     if (i > 0 && random.chance(0.04)) spec.id = s.learners[random.below(i)].id;  // somebody else's name
-    spec.step_s = rounded(step * log_uniform(random, 0.8, 4.0));
+    spec.step_s = rounded(step * log_uniform(random, 0.8, 3.0));
     spec.start_s = random.chance(0.5) ? 0.0 : rounded(random.uniform(0.0, 15.0));
     spec.tokens_per_step = 1 + random.below(200);
     spec.token_jitter = random.below(20);
@@ -146,7 +146,7 @@ Scenario random_scenario(std::uint64_t seed, bool values) {
   s.persist_s = shape.chance(0.5) ? 0.0 : rounded(log_uniform(shape, 0.001, 0.3));
   double rate = 0.0;
   for (const auto& learner : s.learners) rate += 1.0 / learner.step_s;
-  const double steps = values ? 100.0 : 150.0;  // of all learners together, while the faults last
+  const double steps = values ? 80.0 : 100.0;  // of all learners together, while the faults last
   s.script_s = std::round(std::max(20.0, steps / rate));
   const bool quiet = shape.chance(0.15);
   const std::size_t faults = quiet ? 0 : 1 + shape.below(10);

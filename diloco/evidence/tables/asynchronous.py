@@ -61,5 +61,6 @@ TABLE = Table(
             "loss of the best SGD - delayed Nesterov",
         ),
     ),
+    notes="Naive Nesterov with lr 0.7 diverges here: four updates in the time of a round, each with all the momentum.",
     check="async delayed_nesterov 0.9, lr 0.7",
 )

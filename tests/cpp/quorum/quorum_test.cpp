@@ -59,13 +59,13 @@ TEST(Grace, FixedAndNone) {
 }
 
 TEST(Decide, NeverBelowTheQuorum) {
-  RoundView view{2, 1, 0, 5.0, false};
+  RoundView view{2, 1, 1, 0, 5.0, false};
   EXPECT_EQ(decide(view, Settings{}, 100.0).action, RoundAction::kWait);
 }
 
 TEST(Decide, ClosesEarlyWithTheReason) {
   const Settings settings;
-  RoundView view{1, 2, 0, 5.0, false};
+  RoundView view{1, 2, 2, 0, 5.0, false};
   EXPECT_EQ(decide(view, settings, 1.0).reason, "all_present");
   view.waited_for = 1;
   EXPECT_EQ(decide(view, settings, 4.999).action, RoundAction::kWait);
@@ -74,10 +74,22 @@ TEST(Decide, ClosesEarlyWithTheReason) {
   EXPECT_EQ(decide(view, settings, 5.0).reason, "cap");
 }
 
+TEST(Decide, WhatIsLeftOverMakesNoQuorumWhileAnswersAreUnderWay) {
+  Settings settings;
+  settings.grace = Grace::kNone;
+  RoundView view{2, 3, 1, 2, 5.0, false};
+  EXPECT_EQ(decide(view, settings, 100.0).action, RoundAction::kWait);
+  view.fresh = 2;
+  EXPECT_EQ(decide(view, settings, 100.0).reason, "no_grace");
+  view.fresh = 0;
+  view.waited_for = 0;
+  EXPECT_EQ(decide(view, settings, 100.0).reason, "all_present");
+}
+
 TEST(Decide, LockstepWaitsForEverybody) {
   Settings settings;
   settings.mode = Mode::kLockstep;
-  RoundView view{1, 2, 1, 5.0, false};
+  RoundView view{1, 2, 2, 1, 5.0, false};
   EXPECT_EQ(decide(view, settings, 1e6).action, RoundAction::kWait);
   view.waited_for = 0;
   EXPECT_EQ(decide(view, settings, 1.0).reason, "all_present");
