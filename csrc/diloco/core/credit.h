@@ -50,7 +50,6 @@ class ReceiverCredit {
   }
   void set_window(std::uint64_t window) { window_ = window; }
   void receive(std::uint64_t bytes) { received_ += bytes; }
-  bool overrun() const { return received_ > granted_; }  // the sender broke the agreement
   // The new total to announce, when half a window has been consumed since the last announcement, also of what was
   // granted under a larger window: the sender may go by the smaller one. And when the window has grown.
   std::optional<std::uint64_t> announce() {

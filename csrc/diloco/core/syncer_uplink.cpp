@@ -133,7 +133,6 @@ void SyncerCore::Impl::on_begin(Session& session, const Header& header, const Be
 
 void SyncerCore::Impl::on_chunk(Session& session, const Header& header, Bytes payload) {
   session.uplink_credit.receive(payload.size());
-  if (session.uplink_credit.overrun()) return violation(session, "sent more than its credit");
   on_transfer(session, session.uplink.chunk(header, payload));
   if (session.control == 0) return;
   // With a window below two chunks, half a window may still be too little for the next chunk: both would wait.

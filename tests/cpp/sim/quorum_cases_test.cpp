@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 
@@ -41,6 +42,49 @@ TEST(QuorumCases, AllPresentClosesEarlyWhateverTheGrace) {
     const auto found = reasons(cluster);
     EXPECT_GT(found.at("all_present"), 100u);
     EXPECT_EQ(found.size(), 1u);
+  }
+}
+
+// Late for round after round: its work goes into later rounds, it is said, and the share of used work is shown.
+TEST(QuorumCases, WhoIsAlwaysLateIsMergedLaterAndItIsSaid) {
+  auto late = cluster_of({1.0, 1.0, 1.0}, 12, 2);
+  late.settings.grace = Grace::kNone;
+  late.learners[2].link = Link{1.0, 0.0, 0.0, 0.0};  // an answer takes two steps
+  Cluster slow(late);
+  slow.run_until(900.0);
+  expect_sound(slow);
+  EXPECT_GE(lines_with(slow, "was too late for 3 rounds of fragment"), 1u);
+  EXPECT_GT(slow.merged_fraction("learner-2"), 0.8);
+  for (const auto& learner : status(slow)["learners"]) {
+    EXPECT_GT(learner["merged_fraction"].get<double>(), 0.8);
+  }
+}
+
+
+// One learner's uploads take longer than the window: rounds close without them and say why.
+ClusterOptions late_uploads(Grace grace) {
+  auto options = cluster_of({1.0, 1.0, 1.0}, 24);
+  options.settings.grace = grace;
+  if (grace == Grace::kFixed) options.settings.grace_s = 0.5;
+  if (grace == Grace::kAdaptive) options.settings.grace_cap_s = 0.25;
+  options.learners[2].link = Link{0.01, 0.0, 400.0, 0.0};
+  return options;
+}
+
+TEST(QuorumCases, EveryReasonIsRecorded) {
+  const std::map<Grace, std::string> expected = {
+      {Grace::kNone, "no_grace"}, {Grace::kFixed, "grace_elapsed"}, {Grace::kAdaptive, "cap"}};
+  for (const auto& [grace, reason] : expected) {
+    Cluster cluster(late_uploads(grace));
+    cluster.run_until(900.0);
+    expect_sound(cluster);
+    EXPECT_GT(reasons(cluster)[reason], 0u) << reason;
+    for (const auto& line : cluster.records()) {
+      const auto json = nlohmann::json::parse(line);
+      if (json["event"] != "merge") continue;
+      const Seconds longest = grace == Grace::kFixed ? 0.5 : grace == Grace::kAdaptive ? 0.25 : 0.0;
+      EXPECT_LE(json["wait_s"].get<double>(), longest + 1e-9) << line;
+    }
   }
 }
 
@@ -108,6 +152,27 @@ TEST(QuorumCases, EffectivePeriodAndOverlapAreReported) {
   EXPECT_GT(slow["sync_every"].get<double>(), 18.0);
   EXPECT_GT(slow["overlap_steps"].get<double>(), 2.0);
   EXPECT_EQ(lines_with(narrow, "instead of sync_every = 12"), 1u);
+}
+
+// What is left over from the last round does not close the next one before one of those who were just asked can answer:
+// rounds of one learner and rounds of all others' old work would alternate for ever.
+TEST(QuorumCases, NoRoundIsMadeOfLeftOversAlone) {
+  for (const Grace grace : {Grace::kNone, Grace::kAdaptive}) {
+    auto options = cluster_of({1.0, 1.0, 1.0, 1.0}, 24);
+    options.settings.grace = grace;
+    options.delay_s = 0.3;
+    for (auto& learner : options.learners) learner.jitter = 0.1;
+    Cluster cluster(options);
+    cluster.run_until(1500.0);
+    expect_sound(cluster);
+    EXPECT_GT(cluster.merges().size(), 300u);
+    for (const auto& line : cluster.records()) {
+      const auto json = nlohmann::json::parse(line);
+      if (json["event"] != "merge") continue;
+      EXPECT_GE(json["quorum_s"].get<double>(), 0.6) << line;  // there and back
+    }
+    for (std::size_t i = 0; i < 4; ++i) EXPECT_GT(cluster.merged_fraction("learner-" + std::to_string(i)), 0.9) << i;
+  }
 }
 
 // Async runs with outer momentum overshoot: four learners, one of them four times as slow.
