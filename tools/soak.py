@@ -1,8 +1,9 @@
-"""`make soak`: tests that are larger with DILOCO_SOAK=1, the demo's margin, the evidence: docs/soak/<date>-<commit>.md.
+"""`make soak`: tests that are larger with DILOCO_SOAK=1, the demo's margin, mutations, evidence; with a report,
+docs/soak/<date>-<commit>.md.
 
-    tools/soak.py [cpp] [python] [margin] [evidence]      without a name: all four
+    tools/soak.py [cpp] [python] [margin] [mutations] [evidence]      without a name: all of them
 
-evidence writes docs/evidence.md and docs/evidence.json as well.
+mutations writes docs/mutations.md as well, evidence docs/evidence.md and docs/evidence.json.
 
 Exit status 0 only if each part ran something and nothing failed.
 """
@@ -140,7 +141,21 @@ def evidence(folder: Path, *options: str) -> Part:
     return Part("evidence", [row], status)
 
 
-PARTS: dict[str, Callable[[Path], Part]] = {"cpp": cpp, "python": python, "margin": margin, "evidence": evidence}
+def mutations(folder: Path) -> Part:
+    """`tools/mutations.py`: every one of them; writes docs/mutations.md."""
+    began = time.monotonic()
+    status = call(sys.executable, ROOT / "tools" / "mutations.py", soak=False)
+    result = "passed" if status == 0 else f"exit status {status}"
+    return Part("mutations", [Row("tools/mutations.py", time.monotonic() - began, result)], status)
+
+
+PARTS: dict[str, Callable[[Path], Part]] = {
+    "cpp": cpp,
+    "python": python,
+    "margin": margin,
+    "mutations": mutations,
+    "evidence": evidence,
+}
 
 
 def commit() -> str:

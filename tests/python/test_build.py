@@ -139,7 +139,10 @@ def test_no_setting_is_dead() -> None:
     """Each is read by a layer above the table that defines it."""
     files = [file for file in CSRC.rglob("*") if file.suffix in (".h", ".cpp") and "settings" not in file.stem]
     text = "\n".join(file.read_text() for file in files)
-    reads = {"max_carry_steps": "carry_limit_steps", "max_staleness": "staleness_limit"}  # through functions of Settings
+    reads = {
+        "max_carry_steps": "carry_limit_steps",
+        "max_staleness": "staleness_limit",
+    }  # through functions of Settings
     names = config.setting_names()
     names = [name for name in names if name != "preset"]  # gives the others their values
     dead = [name for name in names if not re.search(rf"\.{reads.get(name, name)}\b(?!\s*=[^=])", text)]
