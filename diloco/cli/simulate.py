@@ -39,13 +39,18 @@ def _cluster(
     shrink: Annotated[
         bool, typer.Option("--shrink", help="Print the smallest scenario found with the same first violation.")
     ] = False,
+    floor: Annotated[
+        float, typer.Option(min=0.0, metavar="RATE", help="Fail below so many events a second and core. 0: never.")
+    ] = 0.0,
 ) -> None:
     """Run learners and syncer through random schedules of faults and check what must always hold."""
-    raise typer.Exit(run(events, seed, mode, json_file, replay, shrink))
+    raise typer.Exit(run(events, seed, mode, json_file, replay, shrink, floor))
 
 
-def run(events: int, seed: int, mode: str, json_file: str | None, replay: Path | None, shrink: bool) -> int:
-    """The command. 0: nothing was violated; 1: something was; 2: bad arguments."""
+def run(
+    events: int, seed: int, mode: str, json_file: str | None, replay: Path | None, shrink: bool, floor: float
+) -> int:
+    """The command. 0: nothing was violated; 1: something was, or it was slower than `floor`; 2: bad arguments."""
     from diloco._native import _C
 
     try:
@@ -63,7 +68,10 @@ def run(events: int, seed: int, mode: str, json_file: str | None, replay: Path |
     if json_file:
         Path(json_file).write_text(json.dumps(with_origin(report, mode), indent=2) + "\n")
     if not report["violations"]:
-        return 0
+        if report["events_per_s_per_core"] >= floor:
+            return 0
+        typer.echo(f"slower than the floor of {floor:.0f} events/s per core", err=True)
+        return 1
     if shrink:
         first = report["violations"][0]["seed"]
         typer.echo(_C.shrink_scenario(scenario or _C.random_scenario(first, mode == "small")))

@@ -44,6 +44,12 @@ def test_report_has_the_keys_and_the_numbers(tmp_path: Path, mode: str) -> None:
     assert "no invariant was violated" in done.stdout
 
 
+def test_a_rate_below_the_floor_is_a_failure() -> None:
+    done = run("--events", 2000, "--floor", 1e12)
+    assert done.returncode == 1
+    assert "slower than the floor" in done.stderr
+
+
 def test_an_unwritable_file_is_refused_before_the_run(tmp_path: Path) -> None:
     began = time.monotonic()
     done = run("--events", 10**12, "--json", tmp_path / "missing" / "report.json")
