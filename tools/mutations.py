@@ -222,7 +222,7 @@ MUTATIONS = [
         BOUNDARY,
         "      action.sent = merged->staged.bytes;\n",
         "",
-        ("adoption_value", "adopted_is_published"),
+        ("taken_off",),
     ),
     Mutation(
         "the clock of a fragment stands still",
@@ -263,14 +263,6 @@ MUTATIONS = [
         "if (!account.mailbox[p] || (round",
         "if (!account.mailbox[p] || round.members.size() == round.quorum || (round",
         ("mailbox",),
-    ),
-    Mutation(
-        "a silent holder of an id keeps its session",
-        "supersede",
-        SESSIONS,
-        '      end_session(probed, "superseded", true);\n',
-        "",
-        ("one_session", "tombstone"),
     ),
     Mutation(
         "tokens squared, not divided by the steps",

@@ -257,12 +257,34 @@ void Invariants::adopted(std::size_t learner, const AdoptFragment& adopt, const 
       at.fail("version_order", fmt::format("{} adopts fragment {} version {} after {}", life.id, adopt.fragment,
                                            to_string(adopt.version), to_string(share.adopted)));
     }
+    at.check_taken_off(life, share, adopt);
     share.adopted = adopt.version;
   } else if (adopt.version != share.adopted) {
     at.fail("version_order", fmt::format("{} takes fragment {} again as version {}; it has {}", life.id, adopt.fragment,
                                          to_string(adopt.version), to_string(share.adopted)));
   }
+  if (adopt.formula != AdoptFormula::kRebase) share.dropped_to = life.tokens.back();
   check_adoption(adopt, image, contribution, anchor, local);
+}
+
+// Rebasing takes off exactly the copy that the new version contains: with less the work would count twice, with more it
+// would be lost. After a syncer has lost its state nobody can say which that is.
+void Invariants::Impl::check_taken_off(const LifeBooks& life, Share& share, const AdoptFragment& adopt) {
+  std::optional<Copy> contained;
+  std::erase_if(share.merged, [&](const auto& entry) {
+    if (entry.first > adopt.version) return false;
+    if (entry.second.from >= share.dropped_to) contained = entry.second;  // else it is not part of the local work any more
+    return true;
+  });
+  const bool same_life = adopt.version.epoch == share.adopted.epoch;
+  if (!same_life) share.merged.clear();
+  if (!same_life || adopt.formula != AdoptFormula::kRebase) return;
+  const bool right = contained ? adopt.sent && checksum(adopt.sent->bytes()) == contained->hash : !adopt.sent;
+  if (!right) {
+    fail("taken_off", fmt::format("{} adopts fragment {} version {}, which contains {} of its work, and takes off {}", life.id,
+                                  adopt.fragment, to_string(adopt.version), contained ? "a copy" : "nothing",
+                                  adopt.sent ? "something else" : "nothing"));
+  }
 }
 
 void Invariants::after_learner(std::size_t, const LearnerCore&) {

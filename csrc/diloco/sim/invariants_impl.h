@@ -41,6 +41,8 @@ struct Share {
   std::size_t next_staged = 0;
   std::deque<Copy> sent;
   std::optional<Copy> mailbox;        // complete at the syncer, screened, not merged yet
+  std::vector<std::pair<Version, Copy>> merged;  // copies in published versions that it has not adopted yet
+  std::uint64_t dropped_to = 0;       // local work on tokens before it was thrown away
   struct Span {
     std::uint64_t from = 0, to = 0;
     std::size_t merge = 0;            // index of the merge; kDiscarded
@@ -162,6 +164,7 @@ struct Invariants::Impl {
   void fail(const char* invariant, std::string text);
   LifeBooks* life(Incarnation incarnation);
   Share& share(LifeBooks& life, FragmentId fragment);
+  void check_taken_off(const LifeBooks& life, Share& share, const AdoptFragment& adopt);
   void set_fragments(std::size_t count);
 
   // invariants_ledger.cpp

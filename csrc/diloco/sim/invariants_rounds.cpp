@@ -225,6 +225,7 @@ void Invariants::Impl::on_merge(const nlohmann::json& line, const MergeRecord& m
                                   told[i]["weight"].get<double>(), closing.weights[i]));
     }
   }
+  for (const auto& [of, copy] : closing.members) share(*of, p).merged.emplace_back(merge.version, copy);
   books.merged_at = now;
   check_close(p, line);
 }
