@@ -344,7 +344,8 @@ def judge(mutation: Mutation) -> Result:
             status, violations = run(build(mutation, folder), folder)
         except subprocess.TimeoutExpired:
             return Result(mutation, "", 0, f"ran for more than {LIMIT_S} s")
-    first = violations[0] if violations else {"invariant": "", "event": 0}
+    named = [one for one in violations if one["invariant"] in mutation.caught_by]
+    first = (named or violations or [{"invariant": "", "event": 0}])[0]
     result = Result(mutation, str(first["invariant"]), int(str(first["event"])), "")
     if status not in (0, 1):
         result.problem = f"ended with status {status}"
