@@ -48,12 +48,15 @@ Cluster::Impl::Impl(ClusterOptions given) : options(std::move(given)), invariant
   nodes.resize(options.learners.size());
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     nodes[i].spec = options.learners[i];
+    nodes[i].attempts.resize(2 * options.shards);
+    nodes[i].peers.resize(2 * options.shards);
     nodes[i].link = nodes[i].spec.link.value_or(Link{options.delay_s, 0.0, options.bytes_per_s, options.bytes_per_s});
     call_at(options.learners[i].start_s, [this, i] {
       if (!nodes[i].core) start_learner(i);
     });
   }
-  start_syncer();
+  syncers.resize(options.shards);
+  for (std::uint32_t shard = 0; shard < options.shards; ++shard) start_syncer(shard);
 }
 
 // ---- the loop ----
@@ -61,7 +64,7 @@ Cluster::Impl::Impl(ClusterOptions given) : options(std::move(given)), invariant
 void Cluster::Impl::push(TimePoint time, Event event) { queue.push(std::max(time, now), std::move(event)); }
 
 void Cluster::Impl::call_at(TimePoint time, std::function<void()> what) {
-  push(time, {EventKind::kCall, 0, 0, 0, Channel::kControl, {}, std::move(what)});
+  push(time, {EventKind::kCall, 0, 0, 0, 0, Channel::kControl, {}, std::move(what)});
 }
 
 void Cluster::Impl::run_until(TimePoint t) {
@@ -75,11 +78,12 @@ void Cluster::Impl::run_until(TimePoint t) {
   now = std::max(now, t);
 }
 
-void Cluster::Impl::set_alarm(Alarm& alarm, TimePoint deadline, EventKind kind, std::uint32_t node, std::uint64_t life) {
+void Cluster::Impl::set_alarm(Alarm& alarm, TimePoint deadline, EventKind kind, std::uint32_t node, std::uint32_t shard,
+                              std::uint64_t life) {
   alarm.wanted = deadline;
   if (deadline >= kNoDeadline || alarm.armed <= deadline) return;
   alarm.armed = deadline;
-  push(deadline, {kind, node, life, ++alarm.generation, Channel::kControl, {}, {}});
+  push(deadline, {kind, node, shard, life, ++alarm.generation, Channel::kControl, {}, {}});
 }
 
 // False if the deadline is gone or has moved on.
@@ -87,7 +91,7 @@ bool Cluster::Impl::fires(Alarm& alarm, const Event& event) {
   if (event.peer != alarm.generation) return false;
   alarm.armed = kNoDeadline;
   if (alarm.wanted <= now) return true;
-  set_alarm(alarm, alarm.wanted, event.kind, event.node, event.life);
+  set_alarm(alarm, alarm.wanted, event.kind, event.node, event.shard, event.life);
   return false;
 }
 
@@ -130,7 +134,7 @@ void Cluster::Impl::count(const Event& event) {
   invariants.begin_event(++events, now);
   std::uint64_t bits = 0;
   std::memcpy(&bits, &now, sizeof bits);
-  hash = mix(hash ^ bits ^ mix(static_cast<std::uint64_t>(event.kind) << 32 | event.node));
+  hash = mix(hash ^ bits ^ mix(std::uint64_t{event.shard} << 40 | static_cast<std::uint64_t>(event.kind) << 32 | event.node));
   if (!frame) return;
   hash = mix(hash ^ header.session ^ (header.offset << 20) ^ (header.total << 40) ^ static_cast<std::uint64_t>(header.type));
   if (const auto payload = payload_of(event.frame); !payload.empty()) hash ^= checksum(payload);
@@ -145,25 +149,26 @@ void Cluster::Impl::handle(Event& event) {
     const bool from_outside = event.kind == EventKind::kFrameDown || event.kind == EventKind::kClosedDown;
     if (node.frozen || (node.cut_off && from_outside)) return node.held.push_back(std::move(event));
   } else {
-    if (event.life != syncer_node.life || !syncer_node.core) return;
-    if (event.kind == EventKind::kSyncerTick && (!fires(syncer_node.alarm, event) || syncer_node.frozen)) return;
-    if (syncer_node.frozen) return syncer_node.held.push_back(std::move(event));
+    SyncerNode& node = syncers[event.shard];
+    if (event.life != node.life || !node.core) return;
+    if (event.kind == EventKind::kSyncerTick && (!fires(node.alarm, event) || node.frozen)) return;
+    if (node.frozen) return node.held.push_back(std::move(event));
   }
   switch (event.kind) {
     case EventKind::kFrameUp: {
       if (!connection(event.peer).open) return;
       count(event);
       const auto payload = payload_of(event.frame);
-      invariants.at_syncer(event.peer, event.channel, event.frame.header, payload, syncer_now());
-      feed_syncer(FrameEvent{event.peer, event.frame.header, payload});
+      invariants.shard(event.shard).at_syncer(event.peer, event.frame.header, payload, syncer_now(event.shard));
+      feed_syncer(event.shard, FrameEvent{event.peer, event.frame.header, payload});
       break;
     }
     case EventKind::kFrameDown: {
       if (!connection(event.peer).readable) return;
       count(event);
       const auto payload = payload_of(event.frame);
-      invariants.at_learner(event.node, event.frame.header, payload);
-      feed_learner(event.node, ChannelFrame{event.channel, event.frame.header, payload});
+      invariants.shard(event.shard).at_learner(event.node, event.frame.header, payload);
+      feed_learner(event.node, ChannelFrame{event.channel, event.frame.header, payload, event.shard});
       break;
     }
     case EventKind::kConnect:
@@ -172,13 +177,13 @@ void Cluster::Impl::handle(Event& event) {
       break;
     case EventKind::kClosedUp:
       count(event);
-      invariants.peer_gone(event.peer);
-      feed_syncer(PeerGoneEvent{event.peer, "closed"});
+      invariants.shard(event.shard).peer_gone(event.peer);
+      feed_syncer(event.shard, PeerGoneEvent{event.peer, "closed"});
       break;
     case EventKind::kClosedDown:
       count(event);
       connection(event.peer).readable = false;
-      feed_learner(event.node, ChannelDown{event.channel, "closed"});
+      feed_learner(event.node, ChannelDown{event.channel, "closed", event.shard});
       break;
     case EventKind::kStep:
       count(event);
@@ -191,26 +196,26 @@ void Cluster::Impl::handle(Event& event) {
       break;
     case EventKind::kSyncerTick:
       count(event);
-      feed_syncer(Tick{});
-      must_sleep(syncer_node.alarm, event);
+      feed_syncer(event.shard, Tick{});
+      must_sleep(syncers[event.shard].alarm, event);
       break;
     case EventKind::kScreen:
       count(event);
-      invariants.screen_done(std::get<ScreenDone>(event.work).job);
-      feed_syncer(std::get<ScreenDone>(event.work));
+      invariants.shard(event.shard).screen_done(std::get<ScreenDone>(event.work).job);
+      feed_syncer(event.shard, std::get<ScreenDone>(event.work));
       break;
     case EventKind::kInit:
       count(event);
-      feed_syncer(std::get<InitDone>(event.work));
+      feed_syncer(event.shard, std::get<InitDone>(event.work));
       break;
     case EventKind::kMerge:
       count(event);
-      invariants.merge_done(std::get<MergeDone>(event.work).job);
-      feed_syncer(std::get<MergeDone>(event.work));
+      invariants.shard(event.shard).merge_done(std::get<MergeDone>(event.work).job);
+      feed_syncer(event.shard, std::get<MergeDone>(event.work));
       break;
     case EventKind::kPersist:
       count(event);
-      feed_syncer(std::get<Persisted>(event.work));
+      feed_syncer(event.shard, std::get<Persisted>(event.work));
       break;
     case EventKind::kCall: break;
   }
@@ -231,15 +236,19 @@ void Cluster::partition_learner(std::size_t i, bool cut_off) {
   impl_->update_well(i);
   if (!node.frozen && !cut_off) impl_->release(node.held);
 }
-void Cluster::kill_syncer() { impl_->kill_syncer(); }
-void Cluster::start_syncer() { impl_->start_syncer(); }
-void Cluster::freeze_syncer(bool frozen) { impl_->freeze_syncer(frozen); }
+void Cluster::kill_syncer(std::uint32_t shard) { impl_->kill_syncer(shard); }
+void Cluster::start_syncer(std::uint32_t shard) { impl_->start_syncer(shard); }
+void Cluster::freeze_syncer(bool frozen, std::uint32_t shard) { impl_->freeze_syncer(shard, frozen); }
 void Cluster::poison(std::size_t i) { impl_->poison(i, LearnerNode::Poison::kNan); }
 void Cluster::poison_huge(std::size_t i) { impl_->poison(i, LearnerNode::Poison::kHuge); }
-void Cluster::stop_syncer(Seconds give_up_after_s) { impl_->feed_syncer(ShutdownEvent{give_up_after_s}); }
+void Cluster::stop_syncer(Seconds give_up_after_s, std::uint32_t shard) {
+  impl_->feed_syncer(shard, ShutdownEvent{give_up_after_s});
+}
 void Cluster::set_line(std::size_t i, const LineFault& line) { impl_->set_line(i, line); }
-void Cluster::cut_connections(std::size_t i) {
-  for (const PeerId peer : std::array(impl_->nodes[i].peers)) impl_->close_connection(peer, true, true);
+void Cluster::cut_connections(std::size_t i, std::uint32_t shard) {
+  for (const Channel channel : {Channel::kControl, Channel::kBulk}) {
+    impl_->close_connection(impl_->nodes[i].peers[line_of(shard, channel)], true, true);
+  }
   impl_->disturb(i);
 }
 void Cluster::jump_clock(std::size_t i, Seconds by) {
@@ -247,18 +256,11 @@ void Cluster::jump_clock(std::size_t i, Seconds by) {
   impl_->disturb(i);
   impl_->call_at(impl_->now, [this, i] { impl_->feed_learner(i, Tick{}); });
 }
-void Cluster::jump_syncer_clock(Seconds by) {
-  if (!impl_->syncer_node.core || impl_->syncer_node.frozen) return;
-  impl_->syncer_node.clock_ahead += by;
-  impl_->invariants.syncer_disturbed();
-  impl_->invariants.set_well(Invariants::kSyncer, false);
-  impl_->invariants.set_well(Invariants::kSyncer, !impl_->syncer_node.stopped);
-  impl_->call_at(impl_->now, [this] { impl_->feed_syncer(Tick{}); });
-}
+void Cluster::jump_syncer_clock(Seconds by, std::uint32_t shard) { impl_->jump_syncer_clock(shard, by); }
 void Cluster::plant(Plant plant) { impl_->plant = plant; }
 void Cluster::at(TimePoint time, std::function<void()> what) { impl_->call_at(time, std::move(what)); }
 
-SyncerCore* Cluster::syncer() { return impl_->syncer_node.core.get(); }
+SyncerCore* Cluster::syncer(std::uint32_t shard) { return impl_->syncers.at(shard).core.get(); }
 LearnerCore* Cluster::learner(std::size_t i) { return impl_->nodes[i].core.get(); }
 const std::vector<MergeRecord>& Cluster::merges() const { return impl_->merges; }
 const std::vector<float>& Cluster::parameters(std::size_t i, std::size_t tensor) const {
@@ -266,7 +268,7 @@ const std::vector<float>& Cluster::parameters(std::size_t i, std::size_t tensor)
 }
 std::uint64_t Cluster::steps(std::size_t i) const { return impl_->nodes[i].steps; }
 Seconds Cluster::longest_hold(std::size_t i) const { return impl_->nodes[i].longest_hold; }
-bool Cluster::syncer_stopped() const { return impl_->syncer_node.stopped; }
+bool Cluster::syncer_stopped(std::uint32_t shard) const { return impl_->syncers.at(shard).stopped; }
 const std::vector<std::string>& Cluster::log_lines() const { return impl_->logs; }
 const std::vector<std::string>& Cluster::records() const { return impl_->records; }
 std::uint64_t Cluster::peak_payload_bytes() const { return impl_->peak_payload; }
@@ -296,20 +298,20 @@ std::vector<std::string> Cluster::check() const {
 
 Tensors Cluster::global_parameters() const {
   Tensors tensors(impl_->options.layout.tensors.size());
-  const SyncerCore* syncer = impl_->syncer_node.core.get();
-  if (!syncer) return {};
-  const Plan& plan = syncer->plan();
-  for (FragmentId p = 0; p < plan.size(); ++p) {
-    const auto state = syncer->fragment(p);
+  const Plan* plan = impl_->plan();
+  if (!plan) return {};
+  for (FragmentId p = 0; p < plan->size(); ++p) {
+    const SyncerCore* owner = impl_->syncers[plan->fragments[p].shard].core.get();
+    const auto state = owner ? owner->fragment(p) : nullptr;
     if (!state) return {};
     const float* values = state->theta->f32();
-    for (const auto tensor : plan.fragments[p].tensors) {
+    for (const auto tensor : plan->fragments[p].tensors) {
       const auto numel = impl_->options.layout.tensors[tensor].numel();
       tensors[tensor].assign(values, values + numel);
       values += numel;
     }
   }
-  return plan.size() > 0 ? tensors : Tensors{};
+  return tensors;
 }
 
 double Cluster::merged_fraction(const std::string& id) const {
@@ -319,7 +321,8 @@ double Cluster::merged_fraction(const std::string& id) const {
       if (member.learner == id) merged += static_cast<double>(member.to - member.from);
     }
   }
-  const auto fragments = impl_->syncer_node.core ? impl_->syncer_node.core->plan().size() : 1u;
+  const Plan* plan = impl_->plan();
+  const auto fragments = plan ? plan->size() : 1u;
   for (const auto& [incarnation, account] : impl_->accounts) {
     if (account.learner == id) made += static_cast<double>(account.tokens) * fragments;
   }

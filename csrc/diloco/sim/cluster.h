@@ -1,5 +1,6 @@
 // Virtual cluster: the production cores under a virtual clock and a scripted network, in one process, deterministic by
-// seed. Learners are arrays that walk towards a target, so that merges and adoptions move real numbers.
+// seed. Learners are arrays that walk towards a target, so that merges and adoptions move real numbers. The syncer is one
+// shard or several, each with a clock, lives and an event log of its own, and with two connections from every learner.
 //
 // Single-threaded. The invariants of docs/simulate.md are checked after every event; violations() and check() tell.
 #pragma once
@@ -17,7 +18,7 @@
 
 namespace diloco::sim {
 
-// A learner's way to the syncer. Rates are per connection and direction; 0 = unlimited.
+// A learner's way to the syncer, the same to all shards. Rates are per connection and direction; 0 = unlimited.
 struct Link {
   Seconds delay_s = 0.01;  // one way
   Seconds jitter_s = 0.0;  // up to this much more, message by message; their order stays
@@ -25,7 +26,7 @@ struct Link {
   double down_bytes_per_s = 0.0;
 };
 
-// What goes wrong on a learner's connections while it lasts. Loss, repetition and a changed order do not happen to a TCP
+// What goes wrong on all of a learner's connections while it lasts. Loss, repetition and a changed order do not happen to a TCP
 // stream unless something is badly broken; the cores must survive them all the same. Probabilities are per message.
 struct LineFault {
   double loss = 0.0;
@@ -62,12 +63,13 @@ struct ClusterOptions {
   Settings settings;
   Layout layout;
   std::vector<LearnerSpec> learners;
+  std::uint32_t shards = 1;         // of the syncer
   Seconds delay_s = 0.01;           // one way
   double bytes_per_s = 0.0;         // per connection and direction; 0 = unlimited
   Seconds merge_s = 0.01;
   Seconds persist_s = 0.0;
   std::uint64_t seed = 1;
-  std::uint64_t payload_memory_bytes = 1ull << 30;
+  std::uint64_t payload_memory_bytes = 1ull << 30;  // of each shard
   double learning_rate = 0.05;
   Training training;  // empty: arrays that walk towards LearnerSpec::target
   bool light = false;         // one element of a tensor changes in a step, instead of all of them
@@ -97,7 +99,8 @@ struct MergeRecord {
   FragmentId fragment = 0;
   Version version;
   TimePoint at = 0.0;
-  std::uint64_t syncer_life = 0;
+  std::uint32_t shard = 0;
+  std::uint64_t syncer_life = 0;  // of that shard
   std::string reason;
   struct Member {
     std::string learner;
@@ -105,7 +108,7 @@ struct MergeRecord {
     std::uint64_t from = 0, to = 0;
     double weight = 0.0;
   };
-  std::uint64_t lost_in_life = 0;  // 0, or the life of the syncer that went on without this version
+  std::uint64_t lost_in_life = 0;  // 0, or the life of the shard that went on without this version
   std::vector<Member> members;
 };
 
@@ -122,33 +125,33 @@ class Cluster {
   void start_learner(std::size_t learner);          // a new incarnation under the same id
   void freeze_learner(std::size_t learner, bool frozen);  // SIGSTOP / SIGCONT: silent, connections stay open
   void partition_learner(std::size_t learner, bool cut_off);  // frames are held, nobody is told
-  void kill_syncer();
-  void start_syncer();                              // without state
+  void kill_syncer(std::uint32_t shard = 0);
+  void start_syncer(std::uint32_t shard = 0);       // without state
   void poison(std::size_t learner);                 // its parameters become NaN at the next step
   void poison_huge(std::size_t learner);            // finite, and larger than any sum can be
-  void stop_syncer(Seconds give_up_after_s);        // SIGTERM
-  void freeze_syncer(bool frozen);
+  void stop_syncer(Seconds give_up_after_s, std::uint32_t shard = 0);  // SIGTERM
+  void freeze_syncer(bool frozen, std::uint32_t shard = 0);
   void set_line(std::size_t learner, const LineFault& line);
-  void cut_connections(std::size_t learner);        // both are reset
+  void cut_connections(std::size_t learner, std::uint32_t shard = 0);  // both to this shard are reset
   void jump_clock(std::size_t learner, Seconds by);  // forward
-  void jump_syncer_clock(Seconds by);
+  void jump_syncer_clock(Seconds by, std::uint32_t shard = 0);
   void plant(Plant plant);
   // Called inside run_until() when its time has come.
   void at(TimePoint time, std::function<void()> what);
 
   // Views.
-  SyncerCore* syncer();                             // null while dead
+  SyncerCore* syncer(std::uint32_t shard = 0);      // null while dead
   LearnerCore* learner(std::size_t learner);        // null while dead
-  const std::vector<MergeRecord>& merges() const;
+  const std::vector<MergeRecord>& merges() const;   // of all shards, in order of time
   const std::vector<float>& parameters(std::size_t learner, std::size_t tensor) const;
-  // The syncer's weights, by tensor; empty until every fragment has some.
+  // The syncer's weights, by tensor; empty unless every fragment has some.
   Tensors global_parameters() const;
   std::uint64_t steps(std::size_t learner) const;   // of the current life
   Seconds longest_hold(std::size_t learner) const;  // lockstep: longest wait at a boundary
-  bool syncer_stopped() const;
+  bool syncer_stopped(std::uint32_t shard = 0) const;
   const std::vector<std::string>& log_lines() const;
-  const std::vector<std::string>& records() const;
-  std::uint64_t peak_payload_bytes() const;
+  const std::vector<std::string>& records() const;  // of all shards, in order of time
+  std::uint64_t peak_payload_bytes() const;         // of any shard
   // Share of a learner's tokens that was merged, over all its lives, averaged over fragments.
   double merged_fraction(const std::string& learner_id) const;
 

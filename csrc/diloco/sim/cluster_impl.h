@@ -1,7 +1,7 @@
 // The cluster's state, private to sim/cluster*.cpp:
 //   cluster.cpp          the loop over events, the faults, the views
 //   cluster_network.cpp  connections, and what becomes of a frame
-//   cluster_syncer.cpp   the syncer node: its actions, its event log
+//   cluster_syncer.cpp   the syncer's shards: their actions, their event logs
 //   cluster_learner.cpp  the learner nodes: steps, boundaries, their parameters
 #pragma once
 
@@ -38,6 +38,7 @@ struct Alarm {
 struct Connection {
   std::uint32_t learner = 0;
   Incarnation incarnation = 0;
+  std::uint32_t shard = 0;
   Channel channel = Channel::kControl;
   std::uint64_t number = 0;  // of this learner's connections
   bool open = true;          // frames from the learner count
@@ -49,6 +50,9 @@ struct Connection {
   std::uint64_t up_sent = 0, down_sent = 0;  // messages
 };
 
+// Place of a connection among those of its learner, which has two to each shard.
+inline std::size_t line_of(std::uint32_t shard, Channel channel) { return 2 * shard + static_cast<std::size_t>(channel); }
+
 struct LearnerNode {
   LearnerSpec spec;
   Link link;
@@ -56,8 +60,8 @@ struct LearnerNode {
   Incarnation incarnation = 0;
   std::uint64_t life = 0;
   Tensors local, anchor;
-  std::array<PeerId, 2> peers{};            // by channel; 0 = none
-  std::array<std::uint64_t, 2> attempts{};  // to connect, by channel; a drop ends the one under way
+  std::vector<PeerId> peers;            // by line_of(); 0 = none
+  std::vector<std::uint64_t> attempts;  // to connect, by line_of(); a drop ends the one under way
   std::uint64_t connections = 0;
   LineFault line;
   bool frozen = false, cut_off = false, rejected = false;
@@ -72,7 +76,7 @@ struct LearnerNode {
   std::vector<Event> held;  // while frozen or partitioned
 };
 
-// The syncer side. There is one; nothing but Cluster::Impl::syncer_node says so.
+// A shard of the syncer.
 struct SyncerNode {
   std::unique_ptr<SyncerCore> core;
   std::uint64_t life = 0;
@@ -80,6 +84,7 @@ struct SyncerNode {
   bool frozen = false;
   TimePoint frozen_at = 0.0;
   Seconds clock_ahead = 0.0;
+  std::uint64_t epoch_floor = 0;  // as its event log on disk tells the next life
   Alarm alarm;
   std::vector<Event> held;
 };
@@ -99,7 +104,8 @@ struct Cluster::Impl {
   void handle(Event& event);
   void count(const Event& event);
   void call_at(TimePoint time, std::function<void()> what);
-  void set_alarm(Alarm& alarm, TimePoint deadline, EventKind kind, std::uint32_t node, std::uint64_t life);
+  void set_alarm(Alarm& alarm, TimePoint deadline, EventKind kind, std::uint32_t node, std::uint32_t shard,
+                 std::uint64_t life);
   bool fires(Alarm& alarm, const Event& event);
   void must_sleep(Alarm& alarm, const Event& event);
   void update_well(std::size_t i);
@@ -121,16 +127,18 @@ struct Cluster::Impl {
   Connection& connection(PeerId peer) { return connections.at(peer - 1); }
 
   // cluster_syncer.cpp
-  void start_syncer();
-  void kill_syncer();
-  void freeze_syncer(bool frozen);
-  void feed_syncer(const SyncerEvent& event);
-  void run(SyncerAction& action);
-  void run_later(Seconds delay, EventKind kind, decltype(Event::work) work);
-  void on_record(const std::string& line);
-  void keep_merge(const nlohmann::json& json);
-  void void_merges(FragmentId fragment, Version after, std::uint64_t restore_life);
-  TimePoint syncer_now() const { return now + syncer_node.clock_ahead; }
+  void start_syncer(std::uint32_t shard);
+  void kill_syncer(std::uint32_t shard);
+  void freeze_syncer(std::uint32_t shard, bool frozen);
+  void jump_syncer_clock(std::uint32_t shard, Seconds by);
+  void feed_syncer(std::uint32_t shard, const SyncerEvent& event);
+  void run(std::uint32_t shard, SyncerAction& action);
+  void run_later(std::uint32_t shard, Seconds delay, EventKind kind, decltype(Event::work) work);
+  void on_record(std::uint32_t shard, const std::string& line);
+  void keep_merge(std::uint32_t shard, const nlohmann::json& json);
+  void void_merges(std::uint32_t shard, FragmentId fragment, Version after, bool restore);
+  TimePoint syncer_now(std::uint32_t shard) const { return now + syncers[shard].clock_ahead; }
+  const Plan* plan() const;  // of any shard that lives and has one; else null
 
   // cluster_learner.cpp
   void start_learner(std::size_t i);
@@ -152,8 +160,7 @@ struct Cluster::Impl {
   Invariants invariants;
   TimePoint now = 0.0;
   EventQueue queue;
-  SyncerNode syncer_node;
-  std::uint64_t epoch_floor = 0;  // as the event log on disk tells the next life
+  std::vector<SyncerNode> syncers;  // by shard
   std::vector<LearnerNode> nodes;
   std::deque<Connection> connections;  // by peer, from 1
   std::map<Incarnation, Account> accounts;

@@ -32,7 +32,7 @@ void Cluster::Impl::start_learner(std::size_t i) {
   node.clock_ahead = 0.0;
   node.held.clear();
   node.alarm = {};
-  node.peers = {};
+  node.peers.assign(2 * options.shards, 0);
   first_parameters(i);
   LearnerCoreOptions core;
   core.learner_id = node.spec.id;
@@ -41,6 +41,7 @@ void Cluster::Impl::start_learner(std::size_t i) {
   core.incarnation = node.incarnation;
   core.layout = options.layout;
   core.endpoint_text = "sim";
+  core.shards = options.shards;
   core.staging_bytes = options.settings.staging_bytes;
   core.random = Stream(draw(options.seed, Purpose::kLearnerCore, i, node.life));
   core.read_anchor = [this, i](FragmentId p, std::uint64_t offset, std::span<std::byte> out) {
@@ -56,7 +57,7 @@ void Cluster::Impl::start_learner(std::size_t i) {
   invariants.learner_starts(i, node.incarnation);
   update_well(i);
   feed_learner(i, Tick{});
-  push(now + step_time(node, i), {EventKind::kStep, static_cast<std::uint32_t>(i), node.life, 0, Channel::kControl, {}, {}});
+  push(now + step_time(node, i), {EventKind::kStep, static_cast<std::uint32_t>(i), 0, node.life, 0, Channel::kControl, {}, {}});
 }
 
 void Cluster::Impl::kill_learner(std::size_t i) {
@@ -66,7 +67,7 @@ void Cluster::Impl::kill_learner(std::size_t i) {
   ++node.life;
   invariants.learner_dies(i);
   update_well(i);
-  for (const PeerId peer : std::array(node.peers)) close_connection(peer, true, false);
+  for (const PeerId peer : std::vector(node.peers)) close_connection(peer, true, false);
   node.held.clear();
 }
 
@@ -150,7 +151,7 @@ void Cluster::Impl::finish_boundary(std::size_t i) {
   if (node.holding) node.longest_hold = std::max(node.longest_hold, now - node.hold_since);
   node.holding = false;
   feed_learner(i, AdoptsDone{});
-  push(now + step_time(node, i), {EventKind::kStep, static_cast<std::uint32_t>(i), node.life, 0, Channel::kControl, {}, {}});
+  push(now + step_time(node, i), {EventKind::kStep, static_cast<std::uint32_t>(i), 0, node.life, 0, Channel::kControl, {}, {}});
 }
 
 void Cluster::Impl::feed_learner(std::size_t i, const LearnerEvent& event) {
@@ -161,9 +162,9 @@ void Cluster::Impl::feed_learner(std::size_t i, const LearnerEvent& event) {
   for (auto& action : actions) staged = run(i, action) || staged;
   if (staged && std::holds_alternative<Recheck>(event)) feed_learner(i, StagesDone{});
   if (!node.core) return;
-  invariants.after_learner(i, *node.core);
+  invariants.after_learner();
   set_alarm(node.alarm, seen_from_outside(node.core->next_deadline(), node.clock_ahead), EventKind::kLearnerTick,
-            static_cast<std::uint32_t>(i), node.life);
+            static_cast<std::uint32_t>(i), 0, node.life);
   const bool outside = std::holds_alternative<ChannelFrame>(event) || std::holds_alternative<Tick>(event);
   if (node.holding && outside) {
     feed_learner(i, Recheck{});
@@ -174,8 +175,8 @@ void Cluster::Impl::feed_learner(std::size_t i, const LearnerEvent& event) {
 bool Cluster::Impl::run(std::size_t i, LearnerAction& action) {
   LearnerNode& node = nodes[i];
   if (auto* send = std::get_if<SendOn>(&action)) {
-    invariants.from_learner(i, send->frame);
-    send_up(node.peers[static_cast<std::size_t>(send->channel)], std::move(send->frame));
+    invariants.shard(send->shard).from_learner(i, send->frame);
+    send_up(node.peers[line_of(send->shard, send->channel)], std::move(send->frame));
   } else if (auto* staging = std::get_if<Stage>(&action)) {
     stage(i, *staging);
     return true;
@@ -189,12 +190,13 @@ bool Cluster::Impl::run(std::size_t i, LearnerAction& action) {
     list[discard->fragment].push_back({discard->from, discard->to});
     invariants.discarded(i, *discard);
   } else if (auto* connect = std::get_if<ConnectChannel>(&action)) {
-    const auto attempt = ++node.attempts[static_cast<std::size_t>(connect->channel)];
+    const auto attempt = ++node.attempts[line_of(connect->shard, connect->channel)];
     push(now + node.link.delay_s,
-         {EventKind::kConnect, static_cast<std::uint32_t>(i), node.life, attempt, connect->channel, {}, {}});
+         {EventKind::kConnect, static_cast<std::uint32_t>(i), connect->shard, node.life, attempt, connect->channel, {}, {}});
   } else if (auto* drop = std::get_if<DropChannel>(&action)) {
-    ++node.attempts[static_cast<std::size_t>(drop->channel)];
-    close_connection(node.peers[static_cast<std::size_t>(drop->channel)], true, false);
+    const std::size_t place = line_of(drop->shard, drop->channel);
+    ++node.attempts[place];
+    close_connection(node.peers[place], true, false);
   } else if (auto* text = std::get_if<Log>(&action)) {
     if (options.keep_lines) logs.push_back(node.spec.id + ": " + text->text);
   } else if (auto* rejected = std::get_if<Rejected>(&action)) {

@@ -8,6 +8,7 @@ namespace diloco::sim {
 namespace {
 
 constexpr double kReorderDelays = 20.0;
+constexpr Seconds kConnectAgainS = 1.0;  // TCP, when an attempt to connect gets no answer
 constexpr Seconds kKeepaliveS = 25.0;  // until TCP finds a connection dead, as the transport sets it
 
 bool carries(const LearnerNode& node, const Connection& connection, bool up) {
@@ -19,20 +20,24 @@ bool carries(const LearnerNode& node, const Connection& connection, bool up) {
 void Cluster::Impl::on_connect(const Event& event) {
   const std::size_t i = event.node;
   LearnerNode& node = nodes[i];
-  const auto channel = static_cast<std::size_t>(event.channel);
-  if (event.life != node.life || !node.core || event.peer != node.attempts[channel]) return;
-  if (node.line.mute || node.line.deaf) return;  // no answer: the attempt hangs
-  if (!syncer_node.core || syncer_node.stopped) return feed_learner(i, ChannelDown{event.channel, "connection refused"});
+  const std::size_t place = line_of(event.shard, event.channel);
+  if (event.life != node.life || !node.core || event.peer != node.attempts[place]) return;
+  if (node.line.mute || node.line.deaf) return push(now + kConnectAgainS, event);
+  const SyncerNode& syncer = syncers[event.shard];
+  if (!syncer.core || syncer.stopped) {
+    return feed_learner(i, ChannelDown{event.channel, "connection refused", event.shard});
+  }
   connections.push_back({});
   const PeerId peer = connections.size();
   Connection& connection = connections.back();
   connection.learner = static_cast<std::uint32_t>(i);
   connection.incarnation = node.incarnation;
+  connection.shard = event.shard;
   connection.channel = event.channel;
   connection.number = ++node.connections;
   connection.up_free = connection.down_free = connection.up_last = connection.down_last = now;
-  node.peers[channel] = peer;
-  feed_learner(i, ChannelUp{event.channel});
+  node.peers[place] = peer;
+  feed_learner(i, ChannelUp{event.channel, event.shard});
 }
 
 // By the syncer's cut what was sent before still arrives; by a reset or the learner nothing does.
@@ -42,16 +47,16 @@ void Cluster::Impl::close_connection(PeerId peer, bool tell_syncer, bool tell_le
   closed.open = false;
   if (reset || tell_syncer) closed.readable = false;
   LearnerNode& node = nodes[closed.learner];
-  auto& at_node = node.peers[static_cast<std::size_t>(closed.channel)];
+  auto& at_node = node.peers[line_of(closed.shard, closed.channel)];
   if (at_node == peer) at_node = 0;
   // What tells of it can be lost, too; then a keepalive that is not answered does.
   if (tell_syncer) {
     push(node.line.mute ? now + kKeepaliveS : std::max(now + node.link.delay_s, closed.up_last),
-         {EventKind::kClosedUp, closed.learner, syncer_node.life, peer, closed.channel, {}, {}});
+         {EventKind::kClosedUp, closed.learner, closed.shard, syncers[closed.shard].life, peer, closed.channel, {}, {}});
   }
   if (tell_learner) {
     push(node.line.deaf ? now + kKeepaliveS : arrival(closed.learner, false, closed, 0),
-         {EventKind::kClosedDown, closed.learner, node.life, peer, closed.channel, {}, {}});
+         {EventKind::kClosedDown, closed.learner, closed.shard, node.life, peer, closed.channel, {}, {}});
   }
 }
 
@@ -121,7 +126,7 @@ void Cluster::Impl::send_up(PeerId peer, OutFrame frame) {
   if (plant == Plant::kChangedPayload && frame.slice.size > 0) change_payload(frame);
   frame.header.payload_bytes = frame.body.size() + frame.slice.size;
   const TimePoint when = arrival(i, true, on, frame.header.payload_bytes + kHeaderBytes);
-  Event event{EventKind::kFrameUp, on.learner, syncer_node.life, peer, on.channel, std::move(frame), {}};
+  Event event{EventKind::kFrameUp, on.learner, on.shard, syncers[on.shard].life, peer, on.channel, std::move(frame), {}};
   if (nodes[i].cut_off) nodes[i].held.push_back(std::move(event));
   else dispatch(when, std::move(event), i, true, on);
 }
@@ -132,7 +137,8 @@ void Cluster::Impl::send_down(PeerId peer, OutFrame frame) {
   const std::size_t i = on.learner;
   frame.header.payload_bytes = frame.body.size() + frame.slice.size;
   const TimePoint when = arrival(i, false, on, frame.header.payload_bytes + kHeaderBytes);
-  dispatch(when, {EventKind::kFrameDown, on.learner, nodes[i].life, peer, on.channel, std::move(frame), {}}, i, false, on);
+  dispatch(when, {EventKind::kFrameDown, on.learner, on.shard, nodes[i].life, peer, on.channel, std::move(frame), {}}, i, false,
+           on);
 }
 
 // What a slow reader has not read yet arrives at the link's own pace once it is fast again.
@@ -159,7 +165,7 @@ void Cluster::Impl::set_line(std::size_t i, const LineFault& line) {
   node.line = line;
   if (read > 0.0 && line.read_bytes_per_s == 0.0) read_faster(i, read);
   if (line.loss == 0.0 && line.duplicate == 0.0 && line.reorder == 0.0) {
-    for (const PeerId peer : std::array(node.peers)) {
+    for (const PeerId peer : std::vector(node.peers)) {
       if (peer != 0 && connection(peer).broken) close_connection(peer, true, true);
     }
   }

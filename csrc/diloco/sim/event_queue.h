@@ -31,7 +31,8 @@ enum class EventKind : std::uint8_t {
 
 struct Event {
   EventKind kind = EventKind::kCall;
-  std::uint32_t node = 0;  // learner
+  std::uint32_t node = 0;   // learner
+  std::uint32_t shard = 0;  // of the syncer: the node itself, or the other end of the connection
   std::uint64_t life = 0;  // of the node the event is for; of another life it is void
   PeerId peer = 0;         // frames, closings; the number of the attempt for kConnect
   Channel channel = Channel::kControl;

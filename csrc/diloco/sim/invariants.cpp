@@ -11,47 +11,60 @@ namespace diloco::sim {
 constexpr std::size_t kMostViolations = 32;  // more say nothing new
 constexpr std::size_t kSentKept = 16;
 
-Invariants::Invariants(const ClusterOptions& options) : impl_(std::make_unique<Impl>(options)) {}
+Invariants::Invariants(const ClusterOptions& options) : run_(std::make_unique<RunBooks>(options)) {
+  for (std::uint32_t shard = 0; shard < options.shards; ++shard) {
+    shards_.push_back(std::make_unique<ShardInvariants>(*run_, shard));
+  }
+}
 Invariants::~Invariants() = default;
-const std::vector<Violation>& Invariants::violations() const { return impl_->violations; }
-void Invariants::fail(const char* invariant, std::string text) { impl_->fail(invariant, std::move(text)); }
+const std::vector<Violation>& Invariants::violations() const { return run_->violations; }
+void Invariants::fail(const char* invariant, std::string text) { run_->fail(invariant, std::move(text)); }
 
-Invariants::Impl::Impl(const ClusterOptions& given) : options(given), settings(given.settings) {
+RunBooks::RunBooks(const ClusterOptions& given) : options(given), settings(given.settings) {
   current.resize(options.learners.size());
   well_since.assign(options.learners.size(), std::numeric_limits<double>::infinity());
+  shard_well_since.assign(options.shards, 0.0);
   quorum_well_since = std::numeric_limits<double>::infinity();
 }
 
-void Invariants::Impl::fail(const char* invariant, std::string text) {
+void RunBooks::fail(const char* invariant, std::string text) {
   if (violations.size() < kMostViolations) violations.push_back({invariant, std::move(text), event, now});
 }
 
 void Invariants::begin_event(std::uint64_t number, TimePoint now) {
-  impl_->event = number;
-  impl_->now = now;
+  run_->event = number;
+  run_->now = now;
 }
 
-LifeBooks* Invariants::Impl::life(Incarnation incarnation) {
+LifeBooks* RunBooks::life(Incarnation incarnation) {
   const auto it = lives.find(incarnation);
   return it == lives.end() ? nullptr : it->second.get();
 }
 
-Share& Invariants::Impl::share(LifeBooks& life, FragmentId fragment) {
+Share& RunBooks::share(LifeBooks& life, FragmentId fragment) {
   if (life.shares.size() <= fragment) life.shares.resize(std::max<std::size_t>(fragments.size(), fragment + 1));
   return life.shares[fragment];
 }
 
-void Invariants::Impl::set_fragments(std::size_t count) {
-  if (fragments.size() < count) fragments.resize(count);
-}
-
 // ---- nodes ----
 
-void Invariants::syncer_starts() {
+ShardInvariants::ShardInvariants(RunBooks& run, std::uint32_t shard) : impl_(std::make_unique<Impl>(run, shard)) {}
+ShardInvariants::~ShardInvariants() = default;
+ShardInvariants::Impl::Impl(RunBooks& of, std::uint32_t number) : run(of), shard(number) {}
+
+bool ShardInvariants::Impl::check_own(FragmentId p, const char* what) {
+  if (p < fragments.size() && fragments[p].shard == shard) return true;
+  fail("own_shard", fmt::format("shard {} {} fragment {}, which the plan gives to {}", shard, what, p,
+                                p < fragments.size() ? fmt::format("shard {}", fragments[p].shard) : "nobody"));
+  return false;
+}
+
+void ShardInvariants::starts() {
   Impl& at = *impl_;
   at.sessions.clear();
   at.hellos.clear();
   at.lanes.clear();
+  at.tombs.clear();  // the next life does not know
   at.screening.clear();
   at.undelivered.clear();
   at.paces.clear();
@@ -62,62 +75,61 @@ void Invariants::syncer_starts() {
   at.epoch = 0;
   at.open_rounds = 0;
   at.stopped = false;
-  for (auto& fragment : at.fragments) {
+  for (const FragmentId p : at.own) {
+    FragmentBooks& fragment = at.fragments[p];
     fragment.newest = fragment.newest_before = {};
     fragment.state.reset();
     fragment.round.reset();
     fragment.closing.reset();
     fragment.due = 0;
     fragment.anchor_clock = 0;
-  }
-  for (auto& [incarnation, life] : at.lives) {
-    life->tombstoned = false;  // the next one does not know
-    for (auto& share : life->shares) {
-      share.mailbox.reset();
-      share.merged_in = {};
+    for (auto& [incarnation, life] : at.lives) {
+      if (p >= life->shares.size()) continue;
+      life->shares[p].mailbox.reset();
+      life->shares[p].merged_in = {};
     }
   }
 }
 
-void Invariants::syncer_dies() { syncer_starts(); }
+void ShardInvariants::dies() { starts(); }
+
+void ShardInvariants::disturbed() {
+  for (const FragmentId p : impl_->own) {
+    if (auto& round = impl_->fragments[p].round) round->disturbed = true;
+  }
+}
 
 void Invariants::learner_starts(std::size_t learner, Incarnation incarnation) {
   auto life = std::make_unique<LifeBooks>();
   life->learner = learner;
-  life->id = impl_->options.learners[learner].id;
+  life->id = run_->options.learners[learner].id;
   life->incarnation = incarnation;
   life->tokens.push_back(0);
-  impl_->current[learner] = life.get();
-  impl_->lives[incarnation] = std::move(life);
+  run_->current[learner] = life.get();
+  run_->lives[incarnation] = std::move(life);
 }
 
 void Invariants::learner_dies(std::size_t learner) {
-  if (impl_->current[learner]) impl_->current[learner]->alive = false;
+  if (run_->current[learner]) run_->current[learner]->alive = false;
 }
 
 void Invariants::poisoned(std::size_t learner, bool huge) {
-  impl_->current[learner]->poisoned = true;
-  impl_->huge_values = impl_->huge_values || huge;
-}
-
-void Invariants::syncer_disturbed() {
-  for (auto& fragment : impl_->fragments) {
-    if (fragment.round) fragment.round->disturbed = true;
-  }
+  run_->current[learner]->poisoned = true;
+  run_->huge_values = run_->huge_values || huge;
 }
 
 // ---- what a learner counts ----
 
 void Invariants::made_step(std::size_t learner, std::uint64_t tokens) {
-  LifeBooks& life = *impl_->current[learner];
+  LifeBooks& life = *run_->current[learner];
   life.tokens.push_back(life.tokens.back() + tokens);
   ++life.clock;
 }
 
 void Invariants::progress(std::size_t learner, std::uint64_t tokens) {
-  const LifeBooks& life = *impl_->current[learner];
+  const LifeBooks& life = *run_->current[learner];
   if (tokens != life.tokens.back()) {
-    impl_->fail("counters", fmt::format("{} has counted {} tokens and made {}", life.id, tokens, life.tokens.back()));
+    run_->fail("counters", fmt::format("{} has counted {} tokens and made {}", life.id, tokens, life.tokens.back()));
   }
 }
 
@@ -132,9 +144,9 @@ std::optional<std::uint64_t> step_at(const LifeBooks& life, std::uint64_t tokens
 
 }  // namespace
 
-void Invariants::from_learner(std::size_t learner, const OutFrame& frame) {
+void ShardInvariants::from_learner(std::size_t learner, const OutFrame& frame) {
   Impl& at = *impl_;
-  LifeBooks& life = *at.current[learner];
+  LifeBooks& life = *at.run.current[learner];
   const Header& header = frame.header;
   const Bytes body = std::as_bytes(std::span(frame.body.data(), frame.body.size()));
   std::string why;
@@ -158,6 +170,7 @@ void Invariants::from_learner(std::size_t learner, const OutFrame& frame) {
       const auto begin = decode_begin(body, &why);
       if (!begin) return at.fail("readable", fmt::format("a BEGIN of {} cannot be read: {}", life.id, why));
       if (begin->kind != PayloadKind::kContribution) break;
+      if (!at.check_own(begin->fragment, "is sent")) break;
       Share& share = at.share(life, begin->fragment);
       Copy copy{begin->from, begin->to, begin->c_steps, begin->clock, begin->base, 0, 0.0};
       const auto first = step_at(life, begin->from), last = step_at(life, begin->to);
@@ -218,10 +231,10 @@ void Invariants::from_learner(std::size_t learner, const OutFrame& frame) {
   }
 }
 
-void Invariants::at_learner(std::size_t learner, const Header& header, Bytes payload) {
+void ShardInvariants::at_learner(std::size_t learner, const Header& header, Bytes payload) {
   Impl& at = *impl_;
   SessionBooks* session = at.session(header.session);
-  if (!session || session->life != at.current[learner]) return;
+  if (!session || session->life != at.run.current[learner]) return;
   switch (header.type) {
     case MessageType::kWelcome:
       session->up.granted = std::max(session->up.granted, at.settings.credit_window_bytes);
@@ -239,12 +252,11 @@ void Invariants::at_learner(std::size_t learner, const Header& header, Bytes pay
 
 void Invariants::adopted(std::size_t learner, const AdoptFragment& adopt, const PayloadLayout& image,
                          const PayloadLayout& contribution, const Tensors& anchor, const Tensors& local) {
-  Impl& at = *impl_;
+  RunBooks& at = *run_;
   LifeBooks& life = *at.current[learner];
   Share& share = at.share(life, adopt.fragment);
-  at.set_fragments(adopt.fragment + 1);
   if (adopt.image) {
-    const auto& images = at.fragments[adopt.fragment].images;
+    const auto& images = at.fragments.at(adopt.fragment).images;
     const auto published = images.find(adopt.version);
     if (published == images.end() || published->second[0] != checksum(adopt.image->bytes())) {
       at.fail("adopted_is_published",
@@ -269,7 +281,7 @@ void Invariants::adopted(std::size_t learner, const AdoptFragment& adopt, const 
 
 // Rebasing takes off exactly the copy that the new version contains: with less the work would count twice, with more it
 // would be lost. After a syncer has lost its state nobody can say which that is.
-void Invariants::Impl::check_taken_off(const LifeBooks& life, Share& share, const AdoptFragment& adopt) {
+void RunBooks::check_taken_off(const LifeBooks& life, Share& share, const AdoptFragment& adopt) {
   std::optional<Copy> contained;
   std::erase_if(share.merged, [&](const auto& entry) {
     if (entry.first > adopt.version) return false;
@@ -287,9 +299,9 @@ void Invariants::Impl::check_taken_off(const LifeBooks& life, Share& share, cons
   }
 }
 
-void Invariants::after_learner(std::size_t, const LearnerCore&) {
-  impl_->check_gaps();
-  impl_->check_progress();
+void Invariants::after_learner() {
+  run_->check_gaps();
+  run_->check_progress();
 }
 
 }  // namespace diloco::sim

@@ -18,31 +18,22 @@
 
 namespace diloco::sim {
 
-class Invariants {
+struct RunBooks;
+
+// What one shard of the syncer does, and what passes on its connections. The shard's `now` is its own clock.
+class ShardInvariants {
  public:
-  explicit Invariants(const ClusterOptions& options);
-  ~Invariants();
+  ShardInvariants(RunBooks& run, std::uint32_t shard);
+  ~ShardInvariants();
 
-  const std::vector<Violation>& violations() const;
-  void fail(const char* invariant, std::string text);
+  void starts();
+  void dies();
+  // Whether it runs, as far as the faults are concerned.
+  void set_well(bool well);
+  // It did not run until now, or its clock jumped: deadlines it met late are no mistakes of its.
+  void disturbed();
 
-  void begin_event(std::uint64_t number, TimePoint now);
-
-  // ---- nodes ----
-  void syncer_starts();
-  void syncer_dies();
-  void learner_starts(std::size_t learner, Incarnation incarnation);
-  void learner_dies(std::size_t learner);
-  // Whether a learner (kSyncer: the syncer) runs with a working link, as far as the faults are concerned.
-  static constexpr std::size_t kSyncer = ~std::size_t{0};
-  void set_well(std::size_t node, bool well);
-  // The syncer did not run until now, or its clock jumped: deadlines it met late are no mistakes of its.
-  void syncer_disturbed();
-  // Huge values that are finite reach the weights, and through them everybody.
-  void poisoned(std::size_t learner, bool huge);
-
-  // ---- the syncer; `now` is its own clock ----
-  void at_syncer(PeerId peer, Channel channel, const Header& header, Bytes payload, TimePoint now);
+  void at_syncer(PeerId peer, const Header& header, Bytes payload, TimePoint now);
   void peer_gone(PeerId peer);
   void screen_done(JobId job);
   void merge_done(JobId job);
@@ -53,13 +44,33 @@ class Invariants {
   void runs_merge(const RunMerge& merge, const MergeResult& result, const SyncerCore& syncer);
   void persists(const Persist& persist);
   void record(const nlohmann::json& line, const MergeRecord* merge);
-  void merge_voided(std::size_t index, const MergeRecord& merge);
-  void merge_restored(std::size_t index, const MergeRecord& merge);
   void after_syncer(const SyncerCore& syncer);
 
-  // ---- learners ----
   void at_learner(std::size_t learner, const Header& header, Bytes payload);
   void from_learner(std::size_t learner, const OutFrame& frame);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// The shards, and what the lives of the learners have done to the fragments of all of them.
+class Invariants {
+ public:
+  explicit Invariants(const ClusterOptions& options);
+  ~Invariants();
+
+  const std::vector<Violation>& violations() const;
+  void fail(const char* invariant, std::string text);
+  void begin_event(std::uint64_t number, TimePoint now);
+  ShardInvariants& shard(std::uint32_t shard) { return *shards_[shard]; }
+
+  void learner_starts(std::size_t learner, Incarnation incarnation);
+  void learner_dies(std::size_t learner);
+  // Whether a learner runs with a working link, as far as the faults are concerned.
+  void set_well(std::size_t learner, bool well);
+  // Huge values that are finite reach the weights, and through them everybody.
+  void poisoned(std::size_t learner, bool huge);
   void made_step(std::size_t learner, std::uint64_t tokens);
   void progress(std::size_t learner, std::uint64_t tokens);
   void staged(std::size_t learner, const Stage& stage, const PayloadLayout& layout, const Tensors& anchor,
@@ -68,7 +79,9 @@ class Invariants {
   void adopted(std::size_t learner, const AdoptFragment& adopt, const PayloadLayout& image,
                const PayloadLayout& contribution, const Tensors& anchor, const Tensors& local);
   void discarded(std::size_t learner, const Discard& discard);
-  void after_learner(std::size_t learner, const LearnerCore& core);
+  void after_learner();
+  void merge_voided(std::size_t index, const MergeRecord& merge);
+  void merge_restored(std::size_t index, const MergeRecord& merge);
 
   // The wait that due_merged and no_starvation allow.
   Seconds patience() const;
@@ -76,8 +89,8 @@ class Invariants {
  private:
   void check_adoption(const AdoptFragment& adopt, const PayloadLayout& image, const PayloadLayout& contribution,
                       const Tensors& anchor, const Tensors& local);
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  std::unique_ptr<RunBooks> run_;
+  std::vector<std::unique_ptr<ShardInvariants>> shards_;
 };
 
 }  // namespace diloco::sim

@@ -1,4 +1,5 @@
-// The invariants' books, private to sim/invariants*.cpp:
+// The invariants' books, private to sim/invariants*.cpp: RunBooks are of the learners and fragments of the whole run,
+// ShardInvariants::Impl of one shard of the syncer.
 //   invariants.cpp           nodes and lives, what a learner counts, which bytes are whose
 //   invariants_ledger.cpp    tokens: every one once
 //   invariants_sessions.cpp  sessions, liveness, credit, pulls, what is armed
@@ -57,7 +58,6 @@ struct LifeBooks {
   std::string id;
   Incarnation incarnation = 0;
   bool alive = true;
-  bool tombstoned = false;
   bool poisoned = false;               // has held NaN or huge values
   std::vector<std::uint64_t> tokens;   // after step s; [0] = 0
   Clock clock = 0;
@@ -89,7 +89,8 @@ struct SessionBooks {
 };
 
 struct FragmentBooks {
-  Version newest;                        // published in this life of the syncer
+  std::uint32_t shard = 0;               // whose it is, by the plan
+  Version newest;                        // published in this life of its shard
   Version newest_before;                 // when the event began
   std::shared_ptr<const FragmentState> state;  // as the core shows it
   std::uint64_t theta_hash = 0;
@@ -139,33 +140,24 @@ struct Introduction {  // HELLO of a connection: what the learner counted then
   std::vector<Version> adopted;
 };
 
-struct Invariants::Impl {
-  explicit Impl(const ClusterOptions& options);
+struct RunBooks {
+  explicit RunBooks(const ClusterOptions& options);
   const ClusterOptions& options;
   const Settings& settings;
   std::vector<Violation> violations;
   std::uint64_t event = 0;
-  TimePoint now = 0.0;         // the cluster's
-  TimePoint syncer_now = 0.0;  // the syncer's own
+  TimePoint now = 0.0;              // the cluster's
 
   std::unordered_map<Incarnation, std::unique_ptr<LifeBooks>> lives;
   std::vector<LifeBooks*> current;  // by learner
-  std::vector<FragmentBooks> fragments;
-  std::map<SessionId, SessionBooks> sessions;  // live ones of this life of the syncer
-  std::map<PeerId, Introduction> hellos;
-  std::map<PeerId, SessionId> lanes;
-  std::uint64_t highest_epoch = 0, epoch = 0;
-  std::size_t open_rounds = 0;
+  std::vector<FragmentBooks> fragments;  // of all shards; empty until one has a plan
+  std::size_t merge_count = 0;
+  bool huge_values = false;         // some learner had them once
 
-  bool huge_values = false;  // some learner had them once
-
-  bool on_arrival() const { return settings.trigger == Trigger::kArrival; }  // every contribution is a round of its own
-  std::uint32_t quorum() const { return on_arrival() ? 1 : settings.min_quorum; }
   void fail(const char* invariant, std::string text);
   LifeBooks* life(Incarnation incarnation);
   Share& share(LifeBooks& life, FragmentId fragment);
   void check_taken_off(const LifeBooks& life, Share& share, const AdoptFragment& adopt);
-  void set_fragments(std::size_t count);
 
   // invariants_ledger.cpp
   void settle(LifeBooks& life, FragmentId fragment, std::uint64_t from, std::uint64_t to, std::size_t merge);
@@ -175,6 +167,46 @@ struct Invariants::Impl {
   void check_table(FragmentId fragment, const MergedTable& table);
   std::vector<std::tuple<LifeBooks*, FragmentId, std::size_t>> gaps;  // to be checked at the end of the event
   std::set<std::pair<Incarnation, FragmentId>> went_down;             // some merge of theirs was void once
+
+  // invariants_values.cpp
+  Tensors anchor_before, local_before;
+
+  // invariants_progress.cpp
+  void check_progress();
+  void set_well(TimePoint& since, bool well);
+  Seconds patience() const;
+  std::vector<TimePoint> well_since;        // by learner; infinity = not well
+  std::vector<TimePoint> shard_well_since;  // by shard
+  TimePoint quorum_well_since = 0.0;
+  Seconds patience_s = -1.0;
+};
+
+struct ShardInvariants::Impl {
+  Impl(RunBooks& run, std::uint32_t shard);
+  RunBooks& run;
+  const std::uint32_t shard;
+  const ClusterOptions& options = run.options;
+  const Settings& settings = run.settings;
+  const TimePoint& now = run.now;
+  TimePoint syncer_now = 0.0;  // the shard's own
+
+  std::unordered_map<Incarnation, std::unique_ptr<LifeBooks>>& lives = run.lives;
+  std::vector<FragmentBooks>& fragments = run.fragments;
+  std::vector<FragmentId> own;                 // by the plan
+  std::map<SessionId, SessionBooks> sessions;  // live ones of this life of the shard
+  std::map<PeerId, Introduction> hellos;
+  std::map<PeerId, SessionId> lanes;
+  std::set<Incarnation> tombs;                 // sent away in this life of the shard
+  std::uint64_t highest_epoch = 0, epoch = 0;
+  std::size_t open_rounds = 0;
+
+  bool on_arrival() const { return settings.trigger == Trigger::kArrival; }  // every contribution is a round of its own
+  std::uint32_t quorum() const { return on_arrival() ? 1 : settings.min_quorum; }
+  void fail(const char* invariant, std::string text) { run.fail(invariant, std::move(text)); }
+  LifeBooks* life(Incarnation incarnation) { return run.life(incarnation); }
+  Share& share(LifeBooks& life, FragmentId fragment) { return run.share(life, fragment); }
+  // False, and a violation, if the fragment is another shard's.
+  bool check_own(FragmentId fragment, const char* what);
 
   // invariants_sessions.cpp
   void open_session(PeerId peer, const Header& header);
@@ -210,6 +242,7 @@ struct Invariants::Impl {
   void on_published(const nlohmann::json& line);
   void add_member(const nlohmann::json& line, const MergeRecord::Member& member, FragmentId p, std::size_t i);
   void on_init(const nlohmann::json& line);
+  void on_plan(const nlohmann::json& line);
   void on_epoch(const nlohmann::json& line);
   void on_refuse(const nlohmann::json& line);
   void take_members(FragmentBooks::Closing& closing, FragmentId p);
@@ -223,7 +256,6 @@ struct Invariants::Impl {
   void check_untouched(const SyncerCore& syncer);
   Clock due_after(FragmentId fragment, Clock opened) const;
   Clock phase(FragmentId fragment) const;
-  std::size_t merge_count = 0;
   std::map<std::uint64_t, FragmentId> reached;   // round -> fragment: got their quorum in this event
   double quorum_s = -1.0, sync_s = -1.0;         // moving averages; < 0: none yet
   std::map<FragmentId, TimePoint> undelivered;   // published, at no learner yet: when it was closed
@@ -232,16 +264,6 @@ struct Invariants::Impl {
 
   // invariants_values.cpp
   void check_merge(const MergeJob& job, const MergeResult& result, FragmentId fragment);
-  Tensors anchor_before, local_before;
-
-  // invariants_progress.cpp
-  void check_progress();
-  void set_well(std::size_t node, bool well);
-  Seconds patience() const;
-  std::vector<TimePoint> well_since;  // by learner; infinity = not well
-  TimePoint syncer_well_since = 0.0;
-  TimePoint quorum_well_since = 0.0;
-  Seconds patience_s = -1.0;
 };
 
 }  // namespace diloco::sim

@@ -20,7 +20,7 @@ bool covered(std::vector<Interval> spans, std::uint64_t from, std::uint64_t to) 
 
 }  // namespace
 
-void Invariants::Impl::settle(LifeBooks& life, FragmentId p, std::uint64_t from, std::uint64_t to, std::size_t merge) {
+void RunBooks::settle(LifeBooks& life, FragmentId p, std::uint64_t from, std::uint64_t to, std::size_t merge) {
   if (from >= to) return;
   auto& spans = share(life, p).settled;
   auto at = spans.end();
@@ -45,7 +45,7 @@ void Invariants::Impl::settle(LifeBooks& life, FragmentId p, std::uint64_t from,
 }
 
 // A gap is work that only the syncer can still merge, or that went down with it; both are declared.
-void Invariants::Impl::check_gaps() {
+void RunBooks::check_gaps() {
   if (gaps.empty()) return;
   for (const auto& [life, p, index] : gaps) {
     const Share& books = life->shares[p];
@@ -61,7 +61,7 @@ void Invariants::Impl::check_gaps() {
   gaps.clear();
 }
 
-void Invariants::Impl::unsettle(std::size_t index, const MergeRecord& merge) {
+void RunBooks::unsettle(std::size_t index, const MergeRecord& merge) {
   for (const auto& member : merge.members) {
     LifeBooks* of = life(member.incarnation);
     if (!of) continue;
@@ -73,7 +73,7 @@ void Invariants::Impl::unsettle(std::size_t index, const MergeRecord& merge) {
 }
 
 // Up to where a life's work on a fragment is in the weights.
-std::uint64_t Invariants::Impl::merged_to(LifeBooks& life, FragmentId p) const {
+std::uint64_t RunBooks::merged_to(LifeBooks& life, FragmentId p) const {
   if (p >= life.shares.size()) return 0;
   const auto& spans = life.shares[p].settled;
   for (auto it = spans.rbegin(); it != spans.rend(); ++it) {
@@ -84,7 +84,7 @@ std::uint64_t Invariants::Impl::merged_to(LifeBooks& life, FragmentId p) const {
 
 // What an image says it contains is what was merged. After a loss of state it may say more: learners know of merges that
 // went down, and do not offer that work again.
-void Invariants::Impl::check_table(FragmentId p, const MergedTable& table) {
+void RunBooks::check_table(FragmentId p, const MergedTable& table) {
   std::map<Incarnation, std::uint64_t> said(table.begin(), table.end());
   for (const auto& [incarnation, is] : fragments[p].contained) {
     const auto row = said.find(incarnation);
@@ -102,22 +102,22 @@ void Invariants::Impl::check_table(FragmentId p, const MergedTable& table) {
   }
 }
 
-void Invariants::merge_voided(std::size_t index, const MergeRecord& merge) { impl_->unsettle(index, merge); }
+void Invariants::merge_voided(std::size_t index, const MergeRecord& merge) { run_->unsettle(index, merge); }
 
 void Invariants::merge_restored(std::size_t index, const MergeRecord& merge) {
   for (const auto& member : merge.members) {
-    if (LifeBooks* life = impl_->life(member.incarnation)) {
-      impl_->settle(*life, merge.fragment, member.from, member.to, index);
+    if (LifeBooks* life = run_->life(member.incarnation)) {
+      run_->settle(*life, merge.fragment, member.from, member.to, index);
     }
   }
 }
 
 void Invariants::discarded(std::size_t learner, const Discard& discard) {
-  LifeBooks& life = *impl_->current[learner];
+  LifeBooks& life = *run_->current[learner];
   if (discard.reason == DiscardReason::kInFlight) {
-    impl_->share(life, discard.fragment).open.push_back({discard.from, discard.to});
+    run_->share(life, discard.fragment).open.push_back({discard.from, discard.to});
   } else {
-    impl_->settle(life, discard.fragment, discard.from, discard.to, Share::kDiscarded);
+    run_->settle(life, discard.fragment, discard.from, discard.to, Share::kDiscarded);
   }
 }
 

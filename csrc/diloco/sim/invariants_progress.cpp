@@ -1,5 +1,5 @@
-// due_merged, no_starvation: as long as K learners run with working links, every fragment is merged in bounded time; and
-// whoever does is merged into every fragment in bounded time.
+// due_merged, no_starvation: as long as K learners run with working links, every fragment of every shard that runs is merged in
+// bounded time; and whoever does is merged into every one of them in bounded time.
 #include <algorithm>
 
 #include <fmt/format.h>
@@ -14,11 +14,11 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 
 }  // namespace
 
-void Invariants::set_well(std::size_t node, bool well) { impl_->set_well(node, well); }
-Seconds Invariants::patience() const { return impl_->patience(); }
+void Invariants::set_well(std::size_t learner, bool well) { run_->set_well(run_->well_since[learner], well); }
+void ShardInvariants::set_well(bool well) { impl_->run.set_well(impl_->run.shard_well_since[impl_->shard], well); }
+Seconds Invariants::patience() const { return run_->patience(); }
 
-void Invariants::Impl::set_well(std::size_t node, bool well) {
-  TimePoint& since = node == kSyncer ? syncer_well_since : well_since[node];
+void RunBooks::set_well(TimePoint& since, bool well) {
   if (well != (since == kNever)) return;
   since = well ? now : kNever;
   std::vector<TimePoint> sorted = well_since;
@@ -28,7 +28,7 @@ void Invariants::Impl::set_well(std::size_t node, bool well) {
 
 // From the settings and the network: periods of the slowest learner, the whole model over the narrowest link, and the time
 // in which connections, sessions and weights are made again.
-Seconds Invariants::Impl::patience() const {
+Seconds RunBooks::patience() const {
   Seconds step = 0.0, network = 0.0;
   const double parameters = static_cast<double>(options.layout.numel());
   for (const auto& learner : options.learners) {
@@ -49,7 +49,7 @@ Seconds Invariants::Impl::patience() const {
 }
 
 // One fragment and one learner an event, by turns.
-void Invariants::Impl::check_progress() {
+void RunBooks::check_progress() {
   // Huge weights that are finite are a model that has diverged: nothing can be merged into it any more.
   if (fragments.empty() || settings.mode != Mode::kDecoupled || huge_values) return;
   if (patience_s < 0.0) patience_s = patience();
@@ -57,7 +57,7 @@ void Invariants::Impl::check_progress() {
   const std::size_t pair = event % pairs;
   const FragmentId p = static_cast<FragmentId>(pair % fragments.size());
   const std::size_t learner = pair / fragments.size();
-  const TimePoint all_well = std::max(quorum_well_since, syncer_well_since);
+  const TimePoint all_well = std::max(quorum_well_since, shard_well_since[fragments[p].shard]);
   const TimePoint merged = std::max(fragments[p].merged_at, all_well);
   if (now > merged + patience_s) {
     fail("due_merged", fmt::format("fragment {} has not been merged for {:.1f} s with {} learners there", p, now - merged,

@@ -1,5 +1,5 @@
 // one_round, schedule, quorum, mailbox, weights, all_present, grace_window, grace_deadline, version_order,
-// persisted_first, untouched_bit_equal: the life of a round, from the event log and from what is sent.
+// persisted_first, untouched_bit_equal, own_shard: the life of a round, from the event log and from what is sent.
 #include <algorithm>
 #include <cmath>
 
@@ -34,20 +34,20 @@ bool close_to(double a, double b, double relative = 1e-9) { return std::abs(a - 
 // ---- due ----
 
 // The clock in 1..H at which fragment p is due first; P fragments share the period evenly.
-Clock Invariants::Impl::phase(FragmentId p) const {
+Clock ShardInvariants::Impl::phase(FragmentId p) const {
   const double share = static_cast<double>(settings.sync_every) * (p + 1) / static_cast<double>(fragments.size());
   return static_cast<Clock>(std::ceil(share - 1e-9));
 }
 
 // At its phase again, at least half a period later.
-Clock Invariants::Impl::due_after(FragmentId p, Clock opened) const {
+Clock ShardInvariants::Impl::due_after(FragmentId p, Clock opened) const {
   const Clock earliest = opened + (settings.sync_every + 1) / 2;
   Clock due = phase(p);
   if (due < earliest) due += (earliest - due + settings.sync_every - 1) / settings.sync_every * settings.sync_every;
   return due;
 }
 
-void Invariants::Impl::on_open(const nlohmann::json& line) {
+void ShardInvariants::Impl::on_open(const nlohmann::json& line) {
   const FragmentId p = line["fragment"];
   FragmentBooks& books = fragments.at(p);
   const Clock at = line["clock"];
@@ -72,9 +72,9 @@ void Invariants::Impl::on_open(const nlohmann::json& line) {
 }
 
 // Earliest due first.
-void Invariants::Impl::check_order(const SyncerCore& syncer) {
+void ShardInvariants::Impl::check_order(const SyncerCore& syncer) {
   for (const auto& [p, due] : opened) {
-    for (FragmentId other = 0; other < fragments.size(); ++other) {
+    for (const FragmentId other : own) {
       const FragmentBooks& earlier = fragments[other];
       if (earlier.round || earlier.due >= due || !syncer.fragment(other)) continue;
       fail("schedule", fmt::format("fragment {} opens, due at {}, before fragment {}, due at {}", p, due, other, earlier.due));
@@ -86,7 +86,7 @@ void Invariants::Impl::check_order(const SyncerCore& syncer) {
 // ---- closed ----
 
 // What lies in the mailboxes, in the order of ids; on arrival what came first.
-void Invariants::Impl::take_members(FragmentBooks::Closing& closing, FragmentId p) {
+void ShardInvariants::Impl::take_members(FragmentBooks::Closing& closing, FragmentId p) {
   for (const auto& [incarnation, life] : lives) {
     if (p < life->shares.size() && life->shares[p].mailbox) closing.members.emplace_back(life.get(), *life->shares[p].mailbox);
   }
@@ -100,7 +100,7 @@ void Invariants::Impl::take_members(FragmentBooks::Closing& closing, FragmentId 
   for (const auto& [life, copy] : closing.members) life->shares[p].mailbox.reset();
 }
 
-void Invariants::runs_merge(const RunMerge& merge, const MergeResult& result, const SyncerCore& syncer) {
+void ShardInvariants::runs_merge(const RunMerge& merge, const MergeResult& result, const SyncerCore& syncer) {
   Impl& at = *impl_;
   FragmentId p = 0;
   while (p < at.fragments.size() && syncer.fragment(p) != merge.merge.previous) ++p;
@@ -162,14 +162,14 @@ void Invariants::runs_merge(const RunMerge& merge, const MergeResult& result, co
 }
 
 // If the sum was not finite its members lie in their mailboxes again, without the largest.
-void Invariants::merge_done(JobId job) {
-  for (FragmentId p = 0; p < impl_->fragments.size(); ++p) {
+void ShardInvariants::merge_done(JobId job) {
+  for (const FragmentId p : impl_->own) {
     FragmentBooks& books = impl_->fragments[p];
     if (!books.closing || books.closing->job != job || books.closing->ok) continue;
     for (std::size_t i = 0; i < books.closing->members.size(); ++i) {
       auto& [life, copy] = books.closing->members[i];
       auto& mailbox = life->shares[p].mailbox;
-      if (i != books.closing->worst && !mailbox && !life->tombstoned) mailbox = copy;
+      if (i != books.closing->worst && !mailbox && !impl_->tombs.contains(life->incarnation)) mailbox = copy;
     }
     books.closing.reset();
     if (impl_->on_arrival()) {
@@ -182,18 +182,20 @@ void Invariants::merge_done(JobId job) {
   }
 }
 
-void Invariants::Impl::on_merge(const nlohmann::json& line, const MergeRecord& merge) {
+void ShardInvariants::Impl::on_merge(const nlohmann::json& line, const MergeRecord& merge) {
   const FragmentId p = merge.fragment;
   FragmentBooks& books = fragments.at(p);
-  const std::size_t index = merge_count++;
+  const std::size_t index = run.merge_count++;
   for (const auto& member : merge.members) {
     LifeBooks* of = life(member.incarnation);
     if (!of) {
       fail("mailbox", fmt::format("fragment {}: incarnation {:016x} is merged, which was never there", p, member.incarnation));
       continue;
     }
-    if (of->tombstoned && !books.closing) fail("tombstone", fmt::format("{} is merged after it was sent away", of->id));
-    settle(*of, p, member.from, member.to, index);
+    if (tombs.contains(of->incarnation) && !books.closing) {
+      fail("tombstone", fmt::format("{} is merged after it was sent away", of->id));
+    }
+    run.settle(*of, p, member.from, member.to, index);
     Share& books_of = share(*of, p);
     books_of.merged_in = merge.version;
     books_of.contributed_at = now;
@@ -231,7 +233,7 @@ void Invariants::Impl::on_merge(const nlohmann::json& line, const MergeRecord& m
 }
 
 // Why it was closed then, and not earlier or later.
-void Invariants::Impl::check_close(FragmentId p, const nlohmann::json& line) {
+void ShardInvariants::Impl::check_close(FragmentId p, const nlohmann::json& line) {
   const FragmentBooks& books = fragments[p];
   const auto& closing = *books.closing;
   const std::string& reason = line["reason"].get_ref<const std::string&>();
@@ -268,7 +270,7 @@ void Invariants::Impl::check_close(FragmentId p, const nlohmann::json& line) {
 }
 
 // K contributions, not counting what was there when the round opened unless nobody is asked any more.
-void Invariants::Impl::note_quorum(FragmentId p) {
+void ShardInvariants::Impl::note_quorum(FragmentId p) {
   auto& round = fragments[p].round;
   if (!round || round->quorum_at) return;
   std::size_t complete = 0, fresh = 0, asked = 0;
@@ -285,8 +287,8 @@ void Invariants::Impl::note_quorum(FragmentId p) {
 }
 
 // At the end of an event: the moving average goes by round.
-void Invariants::Impl::note_quorums() {
-  for (FragmentId p = 0; p < fragments.size(); ++p) {
+void ShardInvariants::Impl::note_quorums() {
+  for (const FragmentId p : own) {
     if (fragments[p].round && !fragments[p].round->quorum_at && !fragments[p].closing) note_quorum(p);
   }
   for (const auto& [id, p] : reached) {
@@ -298,7 +300,7 @@ void Invariants::Impl::note_quorums() {
   reached.clear();
 }
 
-void Invariants::Impl::check_window(FragmentId p, double window_s, bool capped) {
+void ShardInvariants::Impl::check_window(FragmentId p, double window_s, bool capped) {
   const auto& round = *fragments[p].round;
   const auto wrong = [&](const std::string& why) {
     fail("grace_window", fmt::format("the grace window of fragment {} is {:.6f} s{}; {}", p, window_s, capped ? " (cap)" : "",
@@ -329,13 +331,14 @@ void Invariants::Impl::check_window(FragmentId p, double window_s, bool capped) 
 
 // ---- published ----
 
-void Invariants::persists(const Persist& persist) {
-  FragmentBooks& books = impl_->fragments.at(persist.fragment);
+void ShardInvariants::persists(const Persist& persist) {
+  if (!impl_->check_own(persist.fragment, "persists")) return;
+  FragmentBooks& books = impl_->fragments[persist.fragment];
   if (!books.closing) return impl_->fail("persisted_first", "a version is persisted that no round has made");
   books.closing->persisted = checksum(persist.state->theta->bytes()) == books.closing->theta_hash;
 }
 
-void Invariants::Impl::publish(FragmentId p, Version version, std::uint64_t image_hash, Clock clock) {
+void ShardInvariants::Impl::publish(FragmentId p, Version version, std::uint64_t image_hash, Clock clock) {
   FragmentBooks& books = fragments.at(p);
   if (on_arrival()) clock = 0;  // there everybody counts its own steps
   const auto [at, fresh] = books.images.try_emplace(version, std::array<std::uint64_t, 2>{image_hash, clock});
@@ -351,11 +354,11 @@ void Invariants::Impl::publish(FragmentId p, Version version, std::uint64_t imag
   books.replaced = true;
   books.contained.clear();
   for (const auto& [incarnation, life] : lives) {
-    if (const std::uint64_t to = merged_to(*life, p); to > 0) books.contained[incarnation] = to;
+    if (const std::uint64_t to = run.merged_to(*life, p); to > 0) books.contained[incarnation] = to;
   }
 }
 
-void Invariants::Impl::on_published(const nlohmann::json& line) {
+void ShardInvariants::Impl::on_published(const nlohmann::json& line) {
   const FragmentId p = line["fragment"];
   FragmentBooks& books = fragments.at(p);
   if (!books.closing || !books.closing->recorded || !books.closing->persisted) {
@@ -370,7 +373,7 @@ void Invariants::Impl::on_published(const nlohmann::json& line) {
   books.closing.reset();
 }
 
-void Invariants::runs_init(const InitResult& result) {
+void ShardInvariants::runs_init(const InitResult& result) {
   Impl& at = *impl_;
   SessionBooks* from = at.frame_from;
   if (!from || !from->arriving || from->arriving->kind != PayloadKind::kAnchor) {
@@ -382,7 +385,7 @@ void Invariants::runs_init(const InitResult& result) {
   from->arriving.reset();
 }
 
-void Invariants::Impl::on_init(const nlohmann::json& line) {
+void ShardInvariants::Impl::on_init(const nlohmann::json& line) {
   const FragmentId p = line["fragment"];
   FragmentBooks& books = fragments.at(p);
   if (books.round) fail("one_round", fmt::format("fragment {} gets first weights while a round is open", p));
@@ -391,11 +394,11 @@ void Invariants::Impl::on_init(const nlohmann::json& line) {
 }
 
 // A new life, or somebody has seen a later one: everything is named anew, and stays as it is.
-void Invariants::Impl::on_epoch(const nlohmann::json& line) {
+void ShardInvariants::Impl::on_epoch(const nlohmann::json& line) {
   epoch = line["epoch"];
   if (epoch <= highest_epoch) fail("version_order", fmt::format("epoch {} is used again", epoch));
   highest_epoch = std::max(highest_epoch, epoch);
-  for (FragmentId p = 0; p < fragments.size(); ++p) {
+  for (const FragmentId p : own) {
     FragmentBooks& books = fragments[p];
     if (books.newest.none()) continue;
     if (!books.state) {
@@ -407,12 +410,12 @@ void Invariants::Impl::on_epoch(const nlohmann::json& line) {
   }
 }
 
-void Invariants::Impl::on_refuse(const nlohmann::json& line) {
+void ShardInvariants::Impl::on_refuse(const nlohmann::json& line) {
   LifeBooks* of = life(incarnation_of(line));
   if (!of) return;
   const FragmentId p = line["fragment"];
   const std::uint64_t from = line["from"], to = line["to"];
-  if (line["reason"] == "nonfinite" && !of->poisoned && !huge_values) {
+  if (line["reason"] == "nonfinite" && !of->poisoned && !run.huge_values) {
     fail("finite", fmt::format("fragment {} of {} is refused as not finite; its parameters were finite all the time", p,
                                of->id));
   }
@@ -426,9 +429,11 @@ void Invariants::Impl::on_refuse(const nlohmann::json& line) {
   }
 }
 
-void Invariants::record(const nlohmann::json& line, const MergeRecord* merge) {
+void ShardInvariants::record(const nlohmann::json& line, const MergeRecord* merge) {
   Impl& at = *impl_;
   const std::string& event = line["event"].get_ref<const std::string&>();
+  const bool of_round = event == "open" || event == "merge" || event == "published" || event == "init";
+  if (of_round && !at.check_own(line["fragment"], event.c_str())) return;
   if (event == "open") at.on_open(line);
   else if (event == "merge") at.on_merge(line, *merge);
   else if (event == "published") at.on_published(line);
@@ -436,19 +441,36 @@ void Invariants::record(const nlohmann::json& line, const MergeRecord* merge) {
   else if (event == "init") at.on_init(line);
   else if (event == "epoch") at.on_epoch(line);
   else if (event == "leave") at.close_session(incarnation_of(line), line["why"]);
-  else if (event == "plan") {
-    at.set_fragments(line["fragments"].size());
-    for (FragmentId p = 0; p < at.fragments.size(); ++p) at.fragments[p].due = at.phase(p);
-  } else if (event == "stop") {
-    at.stopped = true;
+  else if (event == "plan") at.on_plan(line);
+  else if (event == "stop") at.stopped = true;
+}
+
+// The same of every shard and in every life.
+void ShardInvariants::Impl::on_plan(const nlohmann::json& line) {
+  const auto& plan = line["fragments"];
+  if (fragments.empty()) {
+    fragments.resize(plan.size());
+    for (FragmentId p = 0; p < plan.size(); ++p) fragments[p].shard = plan[p]["shard"];
+  }
+  if (plan.size() != fragments.size()) return fail("own_shard", fmt::format("shard {} has a plan of its own", shard));
+  own.clear();
+  for (FragmentId p = 0; p < fragments.size(); ++p) {
+    if (plan[p]["shard"] != fragments[p].shard) fail("own_shard", fmt::format("shard {} has a plan of its own", shard));
+    if (fragments[p].shard != shard) continue;
+    own.push_back(p);
+    fragments[p].due = phase(p);
   }
 }
 
 // Weights change by an outer step on their fragment and in no other way.
-void Invariants::Impl::check_untouched(const SyncerCore& syncer) {
+void ShardInvariants::Impl::check_untouched(const SyncerCore& syncer) {
   for (FragmentId p = 0; p < fragments.size(); ++p) {
     FragmentBooks& books = fragments[p];
     auto state = syncer.fragment(p);
+    if (books.shard != shard) {
+      if (state) check_own(p, "has weights of");
+      continue;
+    }
     if (state == books.state && p != turn) continue;
     if (!state) {
       books.state.reset();

@@ -8,20 +8,20 @@
 
 namespace diloco::sim {
 
-SessionBooks* Invariants::Impl::session(SessionId id) {
+SessionBooks* ShardInvariants::Impl::session(SessionId id) {
   const auto it = sessions.find(id);
   return it == sessions.end() ? nullptr : &it->second;
 }
 
 // The WELCOME has been sent.
-void Invariants::Impl::open_session(PeerId peer, const Header& header) {
+void ShardInvariants::Impl::open_session(PeerId peer, const Header& header) {
   LifeBooks* of = life(header.incarnation);
   const auto hello = hellos.find(peer);
   if (!of || hello == hellos.end() || hello->second.incarnation != header.incarnation) {
     return fail("one_session", fmt::format("a WELCOME for incarnation {:016x}, which has not introduced itself",
                                            header.incarnation));
   }
-  if (of->tombstoned) fail("tombstone", fmt::format("{} is admitted again after it was sent away", of->id));
+  if (tombs.contains(of->incarnation)) fail("tombstone", fmt::format("{} is admitted again after it was sent away", of->id));
   for (const auto& [id, other] : sessions) {
     if (other.life->id == of->id) fail("one_session", fmt::format("{} is admitted while it has a session", of->id));
   }
@@ -40,7 +40,7 @@ void Invariants::Impl::open_session(PeerId peer, const Header& header) {
   books.down.granted = hello->second.credit;
 }
 
-void Invariants::Impl::close_session(Incarnation incarnation, const std::string& why) {
+void ShardInvariants::Impl::close_session(Incarnation incarnation, const std::string& why) {
   for (auto it = sessions.begin(); it != sessions.end(); ++it) {
     SessionBooks& books = it->second;
     if (books.life->incarnation != incarnation) continue;
@@ -54,12 +54,12 @@ void Invariants::Impl::close_session(Incarnation incarnation, const std::string&
   }
 }
 
-bool Invariants::Impl::stalled(const SessionBooks& books) const {
+bool ShardInvariants::Impl::stalled(const SessionBooks& books) const {
   return syncer_now >= books.last_step + std::max(5.0 * std::max(books.step_s, 0.0), 2.0);
 }
 
 // T_K: the K-th largest clock of those who make steps.
-std::optional<Clock> Invariants::Impl::quorum_clock() const {
+std::optional<Clock> ShardInvariants::Impl::quorum_clock() const {
   std::array<Clock, 64> clocks;
   std::size_t n = 0;
   for (const auto& [id, books] : sessions) {
@@ -72,7 +72,7 @@ std::optional<Clock> Invariants::Impl::quorum_clock() const {
   return clocks[settings.min_quorum - 1];
 }
 
-Seconds Invariants::Impl::quorum_step_s() const {
+Seconds ShardInvariants::Impl::quorum_step_s() const {
   std::array<Seconds, 64> steps;
   std::size_t n = 0;
   for (const auto& [id, books] : sessions) {
@@ -85,7 +85,7 @@ Seconds Invariants::Impl::quorum_step_s() const {
   return steps[settings.min_quorum - 1];
 }
 
-void Invariants::Impl::on_step(SessionBooks& books, const Step& step) {
+void ShardInvariants::Impl::on_step(SessionBooks& books, const Step& step) {
   if (step.steps > books.steps) {
     const Seconds took = syncer_now - books.last_step;
     if (books.steps > 0 && took > 0.0) {
@@ -104,7 +104,7 @@ void Invariants::Impl::on_step(SessionBooks& books, const Step& step) {
 
 // ---- to the syncer ----
 
-void Invariants::at_syncer(PeerId peer, Channel, const Header& header, Bytes payload, TimePoint now) {
+void ShardInvariants::at_syncer(PeerId peer, const Header& header, Bytes payload, TimePoint now) {
   Impl& at = *impl_;
   at.syncer_now = now;
   at.frame_from = nullptr;
@@ -157,18 +157,18 @@ void Invariants::at_syncer(PeerId peer, Channel, const Header& header, Bytes pay
   }
 }
 
-void Invariants::peer_gone(PeerId peer) { impl_->hellos.erase(peer); }
+void ShardInvariants::peer_gone(PeerId peer) { impl_->hellos.erase(peer); }
 
-void Invariants::before_actions(TimePoint now) {
+void ShardInvariants::before_actions(TimePoint now) {
   Impl& at = *impl_;
   at.syncer_now = now;
-  for (auto& fragment : at.fragments) {
-    fragment.newest_before = fragment.newest;
-    fragment.replaced = false;
+  for (const FragmentId p : at.own) {
+    at.fragments[p].newest_before = at.fragments[p].newest;
+    at.fragments[p].replaced = false;
   }
 }
 
-void Invariants::runs_screen(const RunScreen& screen) {
+void ShardInvariants::runs_screen(const RunScreen& screen) {
   Impl& at = *impl_;
   SessionBooks* from = at.frame_from;
   if (!from || !from->arriving || from->arriving->kind != PayloadKind::kContribution) {
@@ -196,7 +196,7 @@ void Invariants::runs_screen(const RunScreen& screen) {
 }
 
 // The mailbox keeps it, unless a refusal follows in this event.
-void Invariants::screen_done(JobId job) {
+void ShardInvariants::screen_done(JobId job) {
   Impl& at = *impl_;
   at.just_screened.reset();
   const auto it = at.screening.find(job);
@@ -206,7 +206,7 @@ void Invariants::screen_done(JobId job) {
   for (auto& [id, session] : at.sessions) {
     if (session.life == done.life && !session.ordered[done.fragment]) session.waited_for[done.fragment] = false;
   }
-  if (done.life->tombstoned) return;
+  if (at.tombs.contains(done.life->incarnation)) return;
   auto& mailbox = at.share(*done.life, done.fragment).mailbox;
   at.just_screened = done;
   at.replaced_by_it = mailbox;
@@ -215,13 +215,13 @@ void Invariants::screen_done(JobId job) {
 
 // ---- from the syncer ----
 
-void Invariants::Impl::on_pull(SessionBooks& books, const Header& header, const Pull& pull) {
+void ShardInvariants::Impl::on_pull(SessionBooks& books, const Header& header, const Pull& pull) {
   if (header.offset > books.up.received + settings.credit_window_bytes) {
     fail("credit", fmt::format("the syncer grants {} {} bytes with {} received; the window is {}", books.life->id,
                                header.offset, books.up.received, settings.credit_window_bytes));
   }
-  if (pull.kind != PayloadKind::kContribution) return;
   const FragmentId p = pull.fragment;
+  if (!check_own(p, "asks for") || pull.kind != PayloadKind::kContribution) return;
   LifeBooks& of = *books.life;
   Share& share = this->share(of, p);
   if (!books.laned) fail("eligibility", fmt::format("{} is asked for fragment {} before it can send", of.id, p));
@@ -234,7 +234,7 @@ void Invariants::Impl::on_pull(SessionBooks& books, const Header& header, const 
     fail("eligibility", fmt::format("{} is asked for fragment {} with version {} in epoch {}", of.id, p,
                                     to_string(books.adopted[p]), epoch));
   }
-  if (of.tokens.back() <= merged_to(of, p)) {
+  if (of.tokens.back() <= run.merged_to(of, p)) {
     fail("eligibility", fmt::format("{} is asked for fragment {} without having made a token since", of.id, p));
   }
   if (share.mailbox && settings.adopt != Adopt::kRebase && share.mailbox->base != books.adopted[p]) {
@@ -253,8 +253,9 @@ void Invariants::Impl::on_pull(SessionBooks& books, const Header& header, const 
 }
 
 // An image begins to be sent.
-void Invariants::Impl::on_image(SessionBooks& books, const OutFrame& frame) {
+void ShardInvariants::Impl::on_image(SessionBooks& books, const OutFrame& frame) {
   const FragmentId p = frame.header.fragment;
+  if (!check_own(p, "publishes")) return;
   const FragmentBooks& of = fragments[p];
   const bool late = on_arrival() && of.images.contains(frame.header.version);  // there each is answered alone
   if (frame.header.version != of.newest && frame.header.version != of.newest_before && !late) {
@@ -265,10 +266,10 @@ void Invariants::Impl::on_image(SessionBooks& books, const OutFrame& frame) {
   std::string why;
   const auto begin = decode_begin(std::as_bytes(std::span(frame.body.data(), frame.body.size())), &why);
   if (!begin) return fail("readable", "a BEGIN of the syncer cannot be read: " + why);
-  if (frame.header.version == of.newest) check_table(p, begin->merged);
+  if (frame.header.version == of.newest) run.check_table(p, begin->merged);
 }
 
-void Invariants::from_syncer(PeerId peer, const OutFrame& frame) {
+void ShardInvariants::from_syncer(PeerId peer, const OutFrame& frame) {
   Impl& at = *impl_;
   const Header& header = frame.header;
   if (header.type == MessageType::kWelcome) return at.open_session(peer, header);
@@ -313,13 +314,13 @@ void Invariants::from_syncer(PeerId peer, const OutFrame& frame) {
       const auto reject = decode_reject(body, &why);
       if (reject && (reject->code == "superseded" || reject->code == "ejected")) {
         LifeBooks& life = *session->life;
-        life.tombstoned = true;
-        for (FragmentId p = 0; p < life.shares.size(); ++p) {
-          if (!life.shares[p].mailbox) continue;
+        at.tombs.insert(life.incarnation);
+        for (const FragmentId p : at.own) {
+          if (p >= life.shares.size() || !life.shares[p].mailbox) continue;
           life.shares[p].mailbox.reset();
           if (at.fragments[p].round) at.fragments[p].round->disturbed = true;  // it may be below K again
         }
-        if (reject->code == "ejected" && !life.poisoned && !at.huge_values) {
+        if (reject->code == "ejected" && !life.poisoned && !at.run.huge_values) {
           at.fail("finite", fmt::format("{} is ejected; its parameters were finite all the time", life.id));
         }
       }
@@ -332,7 +333,7 @@ void Invariants::from_syncer(PeerId peer, const OutFrame& frame) {
 // ---- after every event ----
 
 // What the grace window is computed from, now and a while back.
-void Invariants::Impl::note_pace() {
+void ShardInvariants::Impl::note_pace() {
   constexpr std::size_t kKept = 4096;
   const Seconds step = quorum_step_s(), sync = std::max(sync_s, 0.0);
   if (!paces.empty() && paces.back().step_s == step && paces.back().sync_s == sync) return;
@@ -341,7 +342,7 @@ void Invariants::Impl::note_pace() {
 }
 
 // What is due within the horizon is kept staged, so that a pull is answered at once. One session an event, by turns.
-void Invariants::Impl::check_armed(const SyncerCore& syncer) {
+void ShardInvariants::Impl::check_armed(const SyncerCore& syncer) {
   if (settings.mode != Mode::kDecoupled || on_arrival() || sessions.empty()) return;
   auto it = sessions.upper_bound(armed_turn);
   if (it == sessions.end()) it = sessions.begin();
@@ -350,9 +351,9 @@ void Invariants::Impl::check_armed(const SyncerCore& syncer) {
   const auto clock = quorum_clock();
   if (!books.laned || !clock) return;
   const Seconds step = quorum_step_s();
-  const Seconds own = books.step_s < 0.0 ? step : books.step_s;
-  const Clock ahead = 1 + std::max<Clock>(settings.overlap_steps, step > 0.0 ? static_cast<Clock>(own / step) : 1);
-  for (FragmentId p = 0; p < fragments.size(); ++p) {
+  const Seconds its_step = books.step_s < 0.0 ? step : books.step_s;
+  const Clock ahead = 1 + std::max<Clock>(settings.overlap_steps, step > 0.0 ? static_cast<Clock>(its_step / step) : 1);
+  for (const FragmentId p : own) {
     if (books.armed[p] || fragments[p].due > *clock + ahead || !syncer.fragment(p)) continue;
     fail("armed", fmt::format("fragment {} is due at {}, the clock is {}, and {} does not keep it staged", p,
                               fragments[p].due, *clock, books.life->id));
@@ -360,7 +361,7 @@ void Invariants::Impl::check_armed(const SyncerCore& syncer) {
 }
 
 // Somebody who says nothing for the whole timeout is not a member any more.
-void Invariants::Impl::check_silence() {
+void ShardInvariants::Impl::check_silence() {
   if (sessions.empty()) return;
   auto it = sessions.upper_bound(silence_turn);
   if (it == sessions.end()) it = sessions.begin();
@@ -373,7 +374,7 @@ void Invariants::Impl::check_silence() {
 }
 
 // Contributions held by the syncer, and those arriving.
-void Invariants::Impl::check_memory() {
+void ShardInvariants::Impl::check_memory() {
   std::uint64_t held = 0;
   for (const auto& [payload, bytes] : payloads) held += payload.expired() ? 0 : bytes;
   for (const auto& [id, books] : sessions) {
@@ -385,7 +386,7 @@ void Invariants::Impl::check_memory() {
   }
 }
 
-void Invariants::after_syncer(const SyncerCore& syncer) {
+void ShardInvariants::after_syncer(const SyncerCore& syncer) {
   Impl& at = *impl_;
   at.check_untouched(syncer);
   if (!at.stopped) {
@@ -401,8 +402,8 @@ void Invariants::after_syncer(const SyncerCore& syncer) {
   at.note_pace();
   at.frame_from = nullptr;
   at.just_screened.reset();
-  at.check_gaps();
-  at.check_progress();
+  at.run.check_gaps();
+  at.run.check_progress();
 }
 
 }  // namespace diloco::sim

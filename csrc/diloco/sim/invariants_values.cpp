@@ -144,7 +144,7 @@ Stepped outer_step(const Settings& settings, const MergeJob& job, std::uint64_t 
 
 }  // namespace
 
-void Invariants::Impl::check_merge(const MergeJob& job, const MergeResult& result, FragmentId p) {
+void ShardInvariants::Impl::check_merge(const MergeJob& job, const MergeResult& result, FragmentId p) {
   for (const auto& member : job.members) {
     for (std::size_t s = 0; s < job.in.segments.size(); ++s) {
       if (!std::isfinite(length(displacement(job, member, s)))) {
@@ -156,7 +156,7 @@ void Invariants::Impl::check_merge(const MergeJob& job, const MergeResult& resul
   const float* theta = result.next->theta->f32();
   for (std::uint64_t i = 0; i < job.in.numel; ++i) {
     if (!std::isfinite(theta[i])) return fail("finite", fmt::format("the weights of fragment {} are not finite", p));
-    huge_values = huge_values || std::abs(theta[i]) > kHuge;  // an outer optimizer that overshoots gets there, too
+    run.huge_values = run.huge_values || std::abs(theta[i]) > kHuge;  // an outer optimizer that overshoots gets there, too
   }
   if (!options.check_values) return;
   const std::vector<double>& weights = fragments[p].closing->weights;
@@ -196,7 +196,7 @@ void Invariants::Impl::check_merge(const MergeJob& job, const MergeResult& resul
 
 void Invariants::staged(std::size_t learner, const Stage& stage, const PayloadLayout& layout, const Tensors& anchor,
                         const Tensors& local) {
-  Impl& at = *impl_;
+  RunBooks& at = *run_;
   LifeBooks& life = *at.current[learner];
   Share& share = at.share(life, stage.fragment);
   const std::uint64_t made = life.tokens.back();
@@ -219,7 +219,7 @@ void Invariants::staged(std::size_t learner, const Stage& stage, const PayloadLa
 }
 
 void Invariants::before_adoption(const PayloadLayout& layout, const Tensors& anchor, const Tensors& local) {
-  Impl& at = *impl_;
+  RunBooks& at = *run_;
   if (!at.options.check_values) return;
   at.anchor_before.resize(anchor.size());
   at.local_before.resize(local.size());
@@ -231,7 +231,7 @@ void Invariants::before_adoption(const PayloadLayout& layout, const Tensors& anc
 
 void Invariants::check_adoption(const AdoptFragment& adopt, const PayloadLayout& image, const PayloadLayout& contribution,
                                 const Tensors& anchor, const Tensors& local) {
-  Impl& at = *impl_;
+  RunBooks& at = *run_;
   if (!at.options.check_values) return;
   for (std::size_t s = 0; s < image.segments.size(); ++s) {
     const Segment& in = image.segments[s];

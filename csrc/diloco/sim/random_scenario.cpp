@@ -12,7 +12,7 @@ namespace diloco::sim {
 
 namespace {
 
-enum Part : std::uint64_t { kShape, kSettings, kLearners, kFaults };
+enum Part : std::uint64_t { kShape, kSettings, kLearners, kFaults, kShards };
 
 Stream stream(std::uint64_t seed, Part part, std::uint64_t index = 0) {
   return Stream(draw(seed, Purpose::kScenario, part, index));
@@ -81,6 +81,13 @@ void choose_settings(Scenario& s) {
   set["heartbeat_timeout_s"] = fmt::format("{}", rounded(interval * random.uniform(2.0, 3.0)));
 }
 
+// Mostly one; never more than there are fragments.
+void choose_shards(Scenario& s) {
+  Stream random = stream(s.seed, kShards);
+  const auto fragments = static_cast<std::uint32_t>(std::stoul(s.settings.at("num_fragments")));
+  if (random.chance(0.3)) s.shards = std::min(fragments, 2 + static_cast<std::uint32_t>(random.below(2)));
+}
+
 void choose_learners(Scenario& s, Stream& shape) {
   const std::size_t count = 1 + shape.below(5);
   const double step = log_uniform(shape, 0.3, 2.0);
@@ -127,6 +134,8 @@ Fault choose_fault(const Scenario& s, Stream random) {
     case FaultKind::kSyncerClock: fault.amount = rounded(log_uniform(random, 0.1, 60.0)); break;
     default: break;
   }
+  const bool of_shard = fault.kind == FaultKind::kCut || fault.kind >= FaultKind::kKillSyncer;
+  if (of_shard) fault.shard = static_cast<std::uint32_t>(random.below(s.shards));
   return fault;
 }
 
@@ -142,6 +151,7 @@ Scenario random_scenario(std::uint64_t seed, bool values) {
   s.cols = values ? 1 + static_cast<std::int64_t>(shape.below(8)) : 2;
   choose_learners(s, shape);
   choose_settings(s);
+  choose_shards(s);
   s.merge_s = rounded(log_uniform(shape, 0.001, 0.3));
   s.persist_s = shape.chance(0.5) ? 0.0 : rounded(log_uniform(shape, 0.001, 0.3));
   double rate = 0.0;

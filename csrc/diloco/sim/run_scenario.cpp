@@ -14,6 +14,7 @@ ClusterOptions options_of(const Scenario& s, std::uint64_t max_events) {
   options.layout = small_layout(static_cast<int>(s.matrices), s.rows, s.cols);
   options.layout.tensors.front().name = "embed.weight";  // averaged whatever `merge` says
   options.learners = s.learners;
+  options.shards = s.shards;
   options.merge_s = s.merge_s;
   options.persist_s = s.persist_s;
   options.payload_memory_bytes = s.payload_memory_bytes;
@@ -46,13 +47,13 @@ class Script {
       case FaultKind::kKillLearner: cluster_.kill_learner(i); break;
       case FaultKind::kFreezeLearner: if (cluster_.learner(i)) cluster_.freeze_learner(i, true); break;
       case FaultKind::kPartition: cluster_.partition_learner(i, true); break;
-      case FaultKind::kCut: cluster_.cut_connections(i); break;
+      case FaultKind::kCut: cluster_.cut_connections(i, fault.shard); break;
       case FaultKind::kNan:
       case FaultKind::kHuge: poison(fault); break;
       case FaultKind::kLearnerClock: cluster_.jump_clock(i, fault.amount); break;
-      case FaultKind::kKillSyncer: cluster_.kill_syncer(); break;
-      case FaultKind::kFreezeSyncer: cluster_.freeze_syncer(true); break;
-      case FaultKind::kSyncerClock: cluster_.jump_syncer_clock(fault.amount); break;
+      case FaultKind::kKillSyncer: cluster_.kill_syncer(fault.shard); break;
+      case FaultKind::kFreezeSyncer: cluster_.freeze_syncer(true, fault.shard); break;
+      case FaultKind::kSyncerClock: cluster_.jump_syncer_clock(fault.amount, fault.shard); break;
       default:
         on_line_[i].push_back(&fault);
         set_line(i);
@@ -65,8 +66,8 @@ class Script {
       case FaultKind::kKillLearner: if (!cluster_.learner(i)) cluster_.start_learner(i); break;
       case FaultKind::kFreezeLearner: if (cluster_.learner(i)) cluster_.freeze_learner(i, false); break;
       case FaultKind::kPartition: cluster_.partition_learner(i, false); break;
-      case FaultKind::kKillSyncer: if (!cluster_.syncer()) cluster_.start_syncer(); break;
-      case FaultKind::kFreezeSyncer: cluster_.freeze_syncer(false); break;
+      case FaultKind::kKillSyncer: if (!cluster_.syncer(fault.shard)) cluster_.start_syncer(fault.shard); break;
+      case FaultKind::kFreezeSyncer: cluster_.freeze_syncer(false, fault.shard); break;
       case FaultKind::kCut:
       case FaultKind::kNan:
       case FaultKind::kHuge:
@@ -104,7 +105,9 @@ class Script {
   }
 
   void heal() {
-    if (!cluster_.syncer()) cluster_.start_syncer();
+    for (std::uint32_t shard = 0; shard < scenario_.shards; ++shard) {
+      if (!cluster_.syncer(shard)) cluster_.start_syncer(shard);
+    }
     for (std::size_t i = 0; i < on_line_.size(); ++i) {
       if (cluster_.rejected(i)) cluster_.kill_learner(i);
       if (!cluster_.learner(i)) cluster_.start_learner(i);

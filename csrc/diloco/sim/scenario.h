@@ -22,11 +22,11 @@ enum class FaultKind : std::uint8_t {
   kLoss,           // share `amount` of its messages
   kDuplicate,
   kReorder,
-  kCut,            // its connections are reset
+  kCut,            // its connections to a shard are reset
   kNan,            // its parameters become NaN after each step, for `lasts_s`
   kHuge,           // the same with 3e38
   kLearnerClock,   // jumps forward by `amount` s
-  kKillSyncer,
+  kKillSyncer,     // these three: a shard
   kFreezeSyncer,
   kSyncerClock,
 };
@@ -39,6 +39,7 @@ struct Fault {
   std::size_t learner = 0;
   Seconds lasts_s = 0.0;
   double amount = 0.0;
+  std::uint32_t shard = 0;
 };
 
 struct Scenario {
@@ -48,6 +49,7 @@ struct Scenario {
   std::uint32_t matrices = 2;                   // of rows x cols, each with a bias
   std::int64_t rows = 2, cols = 2;
   std::vector<LearnerSpec> learners;
+  std::uint32_t shards = 1;                     // of the syncer
   Seconds merge_s = 0.01, persist_s = 0.0;
   std::uint64_t payload_memory_bytes = 1ull << 30;
   Seconds script_s = 100.0;  // faults end then; whoever is dead or was sent away is started again

@@ -60,7 +60,7 @@ const char* fault_name(FaultKind kind) { return kFaultNames.at(static_cast<std::
 
 std::string to_json(const Scenario& s) {
   json out = {{"schema", kSchema}, {"seed", s.seed}, {"values", s.values}, {"settings", s.settings},
-              {"matrices", s.matrices}, {"rows", s.rows}, {"cols", s.cols}, {"merge_s", s.merge_s},
+              {"matrices", s.matrices}, {"rows", s.rows}, {"cols", s.cols}, {"shards", s.shards}, {"merge_s", s.merge_s},
               {"persist_s", s.persist_s}, {"payload_memory_bytes", s.payload_memory_bytes}, {"script_s", s.script_s},
               {"heal_s", s.heal_s}, {"plant", kPlantNames.at(static_cast<std::size_t>(s.plant))}};
   out["learners"] = json::array();
@@ -68,7 +68,7 @@ std::string to_json(const Scenario& s) {
   out["faults"] = json::array();
   for (const auto& fault : s.faults) {
     out["faults"].push_back({{"kind", fault_name(fault.kind)}, {"at_s", fault.at_s}, {"learner", fault.learner},
-                             {"lasts_s", fault.lasts_s}, {"amount", fault.amount}});
+                             {"lasts_s", fault.lasts_s}, {"amount", fault.amount}, {"shard", fault.shard}});
   }
   return out.dump(1);
 }
@@ -84,6 +84,7 @@ Scenario scenario_from_json(const std::string& text) {
     s.matrices = in.at("matrices");
     s.rows = in.at("rows");
     s.cols = in.at("cols");
+    s.shards = in.value("shards", 1u);  // older texts do not say
     s.merge_s = in.at("merge_s");
     s.persist_s = in.at("persist_s");
     s.payload_memory_bytes = in.at("payload_memory_bytes");
@@ -93,8 +94,9 @@ Scenario scenario_from_json(const std::string& text) {
     for (const auto& spec : in.at("learners")) s.learners.push_back(learner_from(spec));
     for (const auto& fault : in.at("faults")) {
       s.faults.push_back({static_cast<FaultKind>(index_of(kFaultNames, fault.at("kind").get<std::string>())), fault.at("at_s"),
-                          fault.at("learner"), fault.at("lasts_s"), fault.at("amount")});
+                          fault.at("learner"), fault.at("lasts_s"), fault.at("amount"), fault.value("shard", 0u)});
       if (s.faults.back().learner >= s.learners.size()) throw ConfigError("scenario: a fault names a learner that is not there");
+      if (s.faults.back().shard >= s.shards) throw ConfigError("scenario: a fault names a shard that is not there");
     }
     return s;
   } catch (const json::exception& error) {

@@ -22,6 +22,7 @@ class Shrinker {
     bool better = true;
     while (better && runs_left_ > 0) {
       better = false;
+      better = drop_shards() || better;
       better = drop_faults() || better;
       better = drop_learners() || better;
       better = simplify_settings() || better;
@@ -49,6 +50,16 @@ class Shrinker {
     } catch (const std::exception&) {  // settings that contradict each other
       return false;
     }
+  }
+
+  bool drop_shards() {
+    const auto fewer = [&](std::uint32_t shards) {
+      return shards < best_.shards && attempt([&](Scenario& s) {
+        s.shards = shards;
+        for (auto& fault : s.faults) fault.shard = std::min(fault.shard, shards - 1);
+      });
+    };
+    return fewer(1) || fewer(2);
   }
 
   bool drop_faults() {
