@@ -273,6 +273,14 @@ MUTATIONS = [
         ("weights",),
     ),
     Mutation(
+        "a shard serves the fragments of all",
+        "shards",
+        "core/syncer_core.cpp",
+        "p < plan.size() && plan.fragments[p].shard == options.shard;",
+        "p < plan.size() && plan.fragments[p].shard < options.shards;",
+        ("own_shard",),
+    ),
+    Mutation(
         "control: a condition the other way round",
         "control",
         QUORUM,
