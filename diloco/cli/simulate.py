@@ -119,12 +119,19 @@ def with_origin(report: dict[str, Any], mode: str) -> dict[str, Any]:
     return {**origin, **report, "schema": SCHEMA, "mode": mode}
 
 
+def histogram(counts: dict[str, int]) -> str:
+    """The most frequent first."""
+    return ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items(), key=lambda item: -item[1]))
+
+
 def text(report: dict[str, Any]) -> str:
     """The report for people."""
     lines = [
         f"{report['events']} events in {report['scenarios']} scenarios from seed {report['seed']}: "
         f"{report['merges']} merges, {sum(report['faults'].values())} faults, "
-        f"{report['events_per_s_per_core']:.0f} events/s per core"
+        f"{report['events_per_s_per_core']:.0f} events/s per core",
+        f"events: {histogram(report['events_by_kind'])}",
+        f"faults: {histogram(report['faults']) or 'none'}",
     ]
     lines += [
         f"VIOLATED {one['invariant']} with seed {one['seed']} at event {one['event']} ({one['at_s']:.3f} s): "

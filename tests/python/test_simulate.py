@@ -42,6 +42,8 @@ def test_report_has_the_keys_and_the_numbers(tmp_path: Path, mode: str) -> None:
     assert report["events_per_s_per_core"] > 10_000
     assert report["faults"]
     assert "no invariant was violated" in done.stdout
+    for counts in (report["events_by_kind"], report["faults"]):
+        assert all(f"{kind} {count}" in done.stdout for kind, count in counts.items())
 
 
 def test_a_rate_below_the_floor_is_a_failure() -> None:
