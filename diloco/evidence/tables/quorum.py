@@ -67,7 +67,7 @@ TABLE = Table(
         ),
     ),
     check="K = 1, grace, overwrite",
-    notes="A contribution that misses a round lies in its mailbox and is merged in the next one, where it counts for "
-    "the quorum: without grace rounds alternate between one learner and all the others, whose work is then H older. "
-    "With rebase that loses no work, but every fragment takes two outer steps for one step's worth of it.",
+    notes="Without grace a round closes with the first answer. What the others send lies in their mailboxes and is merged in "
+    "the next round, with work that is H older by then; with rebase none of it is lost, but fragments take outer steps "
+    "for one learner's work in between.",
 )
