@@ -8,6 +8,7 @@ import difflib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -116,9 +117,18 @@ def fenced(text: str) -> list[str]:
     return ["```", *(line.rstrip() for line in text.strip().splitlines()), "```"]
 
 
+def verbs(group: Any) -> Iterator[tuple[str, Any]]:
+    """Every command with its words; groups are only their commands."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from ((f"{name} {inner}", found) for inner, found in verbs(command))
+        else:
+            yield name, command
+
+
 def cli_page() -> str:
     lines = [MARK, "", "# Command line", "", CLI_INTRO]
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+    for name, command in verbs(typer.main.get_command(app)):
         lines += [f"## diloco {name}", "", command.help, ""]
         if name == "syncer":
             own, _, _ = program_help([sys.executable, "-m", "diloco", "syncer"]).partition(HEADING_OF_SETTINGS)

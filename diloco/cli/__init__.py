@@ -101,7 +101,7 @@ def _demo(
 @app.command("evidence")
 def _evidence(
     tables: Annotated[list[str] | None, typer.Argument(metavar="TABLE", help="Tables to make; default all.")] = None,
-    seeds: Annotated[int, typer.Option(metavar="N", help="Seeds of each row; 0 = as many as the page has.")] = 0,
+    seeds: Annotated[int, typer.Option(min=0, metavar="N", help="Seeds of each row; 0 = as many as the page has.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Two seeds: a look, no evidence.")] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Make one row of each table again and compare it with FOLDER/evidence.json.")

@@ -27,7 +27,9 @@ def _cluster(
     events: Annotated[
         int, typer.Option(min=1, metavar="N", help="Events (messages, timers, steps), at least.")
     ] = 1_000_000,
-    seed: Annotated[int, typer.Option(min=0, metavar="S", help="Seed of the first scenario; the next has S + 1.")] = 1,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**62, metavar="S", help="Seed of the first scenario; the next has S + 1.")
+    ] = 1,
     mode: Annotated[
         Literal["none", "small"],
         typer.Option(help="none: fast, tensors hardly move. small: every merge is recomputed."),
@@ -57,14 +59,16 @@ def run(
         if json_file:
             Path(json_file).open("a").close()
         scenario = replay.read_text() if replay else None
-        report = json.loads(_C.replay_scenario(scenario)) if scenario else many(events, seed, mode == "small")
+        report = (
+            json.loads(_C.replay_scenario(scenario)) if scenario is not None else many(events, seed, mode == "small")
+        )
     except (OSError, ValueError) as error:
         typer.echo(f"diloco simulate cluster: {error}", err=True)
         return 2
     except KeyboardInterrupt:
         typer.echo("interrupted", err=True)
         return 130
-    typer.echo(text(report))
+    typer.echo(text(report), err=shrink)  # then stdout is the scenario alone
     if json_file:
         Path(json_file).write_text(json.dumps(with_origin(report, mode), indent=2) + "\n")
     if not report["violations"]:

@@ -72,15 +72,17 @@ def test_a_violation_is_named_and_shrinks(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     done = run("--replay", planted(tmp_path), "--json", report, "--shrink")
     assert done.returncode == 1, done.stderr
-    assert "VIOLATED merged_once with seed 12 at event" in done.stdout
+    assert "VIOLATED merged_once with seed 12 at event" in done.stderr
     violation = json.loads(report.read_text())["violations"][0]
     assert set(violation) == {"seed", "invariant", "text", "event", "at_s"}
-    small = json.loads(done.stdout[done.stdout.index("{") :])
+    small = json.loads(done.stdout)
     assert json.loads(_C.replay_scenario(json.dumps(small)))["violations"][0]["event"] <= 50
 
 
 def test_a_bad_scenario_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "scenario.json"
+    file.write_text("")  # a torn one must not pass for a run without violations
+    assert run("--replay", file).returncode == 2
     file.write_text("{}")
     done = run("--replay", file)
     assert done.returncode == 2

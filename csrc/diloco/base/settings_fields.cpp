@@ -107,7 +107,7 @@ std::vector<Field> make_fields() {
   constexpr double kMiB = 1 << 20;
   std::vector<Field> all = {
       choice("preset", &S::preset, kPresets,
-             "Values of a paper for all settings that are not given: see the table of presets below."),
+             "Values of a paper for all settings that are not given; docs/settings.md has the table."),
       number("sync_every", &S::sync_every, "steps", at_least(1), "Inner steps between two syncs of one fragment (H)."),
       number("num_fragments", &S::num_fragments, "", between(1, 65536),
              "Parts the model is synced in (P). At most as many as there are tensors are used."),

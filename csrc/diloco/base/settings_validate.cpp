@@ -91,12 +91,17 @@ void check_wire(const Settings& s) {
 }  // namespace
 
 void Settings::validate() const {
-  check_ranges(*this);
-  check_schedule(*this);
-  check_quorum(*this);
-  merge_rules(merge_overrides);
-  check_outer(*this);
-  check_wire(*this);
+  try {
+    check_ranges(*this);
+    check_schedule(*this);
+    check_quorum(*this);
+    merge_rules(merge_overrides);
+    check_outer(*this);
+    check_wire(*this);
+  } catch (const ConfigError& error) {
+    if (preset == Preset::kNone) throw;
+    throw ConfigError(fmt::format("{} (preset = {} gives every setting that is not named)", error.what(), get("preset")));
+  }
 }
 
 }  // namespace diloco

@@ -67,7 +67,7 @@ TABLE = Table(
         ),
     ),
     check="K = 1, grace, overwrite",
-    notes="Without grace a round closes with the first answer. What the others send lies in their mailboxes and is merged in "
-    "the next round, with work that is H older by then; with rebase none of it is lost, but fragments take outer steps "
-    "for one learner's work in between.",
+    notes="Without grace a round closes with the first answer. What the others send lies in their mailboxes and is "
+    "merged in the next round, with work that is H older by then; with rebase none of it is lost, but fragments take "
+    "outer steps for one learner's work in between.",
 )

@@ -178,6 +178,11 @@ TEST(Presets, AreValidAndSayWhatTheyAre) {
   }
 }
 
+TEST(Presets, AreNamedWhereTheirValuesDoNotFit) {
+  EXPECT_NE(refusal({{"preset", "decoupled"}, {"outer_optimizer", "sgd"}}).find("got 0.9 with sgd"), std::string::npos);
+  EXPECT_NE(refusal({{"preset", "decoupled"}, {"outer_optimizer", "sgd"}}).find("(preset = decoupled gives"), std::string::npos);
+}
+
 TEST(Settings, StalenessLimit) {
   Settings settings;
   EXPECT_EQ(settings.staleness_limit(), 0u);

@@ -102,7 +102,8 @@ TEST(ShardFaults, AKilledLearnerComesBackToAllShards) {
   EXPECT_TRUE(run.learner(2).joined());
   for (std::uint32_t s = 0; s < run.shards(); ++s) {
     expect_everybody_merged(run, 70.0, fragments_of(plan, s));
-    for (const auto& learner : run.status(s)["learners"]) {
+    const auto learners = run.status(s)["learners"];
+    for (const auto& learner : learners) {
       EXPECT_EQ(learner["lives"], learner["id"] == "learner-2" ? 2 : 1);
     }
   }

@@ -55,7 +55,8 @@ TEST(QuorumCases, WhoIsAlwaysLateIsMergedLaterAndItIsSaid) {
   expect_sound(slow);
   EXPECT_GE(lines_with(slow, "was too late for 3 rounds of fragment"), 1u);
   EXPECT_GT(slow.merged_fraction("learner-2"), 0.8);
-  for (const auto& learner : status(slow)["learners"]) {
+  const auto learners = status(slow)["learners"];
+  for (const auto& learner : learners) {
     EXPECT_GT(learner["merged_fraction"].get<double>(), 0.8);
   }
 }
