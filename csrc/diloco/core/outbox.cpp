@@ -24,6 +24,10 @@ std::optional<std::uint64_t> Outbox::push(Transfer transfer) {
   return std::nullopt;
 }
 
+void Outbox::drop(FragmentId fragment) {
+  std::erase_if(waiting_, [&](const Transfer& waiting) { return waiting.fragment == fragment; });
+}
+
 Outbox::Batch Outbox::take(const Header& header, std::uint64_t chunk_bytes) {
   Batch batch;
   while (true) {

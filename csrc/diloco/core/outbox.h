@@ -34,6 +34,8 @@ class Outbox {
   // Queues a transfer; replaces a waiting one of the same fragment and kind in its place in the queue. Returns the tag
   // of the replaced one.
   std::optional<std::uint64_t> push(Transfer transfer);
+  // Forgets what waits of this fragment; the transfer that has begun goes on.
+  void drop(FragmentId fragment);
   void grant(std::uint64_t total, std::uint64_t received = 0) { credit_.grant(total, received); }
 
   // Frames that the credit lets out now: BEGIN, then CHUNKs. `header` is the template (session,

@@ -29,7 +29,8 @@ bool SyncerCore::Impl::eligible(const Session& session, FragmentId p) const {
 
 bool SyncerCore::Impl::too_stale(const Version& base, FragmentId p) const {
   const FragmentSlot& slot = slots[p];
-  if (!slot.state || base == slot.state->version) return false;
+  if (!slot.state) return true;  // the weights it started from have just given way to newer ones
+  if (base == slot.state->version) return false;
   if (settings.anchor == Anchor::kSyncer && !slot.retained.contains(base)) return true;
   const std::uint64_t limit = settings.staleness_limit();
   return limit > 0 && slot.state->version.n > base.n + limit;
@@ -187,7 +188,8 @@ void SyncerCore::Impl::on_screen_done(const ScreenDone& done) {
   if (too_stale(contribution.begin.base, p)) {
     return refuse(account.learner, account.incarnation, contribution.begin, DiscardReason::kStale, false,
                   fmt::format("its base version {} is too far behind {} (max_staleness)",
-                              to_string(contribution.begin.base), to_string(slots[p].state->version)));
+                              to_string(contribution.begin.base),
+                              slots[p].state ? to_string(slots[p].state->version) : "what is coming"));
   }
   // What a merge under way takes with it counts as merged: it is, unless the merge fails.
   std::uint64_t merged_to = account.merged_to[p];
