@@ -15,6 +15,14 @@ namespace {
 
 constexpr std::uint64_t kParts = 8;  // tests that ctest can run side by side, with seeds of their own
 constexpr std::uint64_t kSeedsApart = 1'000'000;
+// Sanitizers are slower by this much at least; one thread shows them little that is new.
+#if defined(__SANITIZE_THREAD__)
+constexpr std::uint64_t kSlower = 20;
+#elif defined(__SANITIZE_ADDRESS__)
+constexpr std::uint64_t kSlower = 5;
+#else
+constexpr std::uint64_t kSlower = 1;
+#endif
 
 void expect_sound(const SimulateReport& report) {
   for (const auto& [seed, violation] : report.violations) {
@@ -26,7 +34,7 @@ class RandomScenarios : public ::testing::TestWithParam<std::uint64_t> {};
 
 TEST_P(RandomScenarios, WithoutTensors) {
   SimulateOptions options;
-  options.events = static_cast<std::uint64_t>(testing::sized("events", 1'000'000, 100'000'000)) / kParts;
+  options.events = static_cast<std::uint64_t>(testing::sized("events", 1'000'000, 100'000'000)) / kParts / kSlower;
   options.seed = 1 + GetParam() * kSeedsApart;
   const SimulateReport report = simulate(options);
   expect_sound(report);
@@ -36,7 +44,7 @@ TEST_P(RandomScenarios, WithoutTensors) {
 }
 
 TEST_P(RandomScenarios, WithSmallTensors) {
-  const auto schedules = static_cast<std::uint64_t>(testing::sized("schedules", 1000, 20'000)) / kParts;
+  const auto schedules = static_cast<std::uint64_t>(testing::sized("schedules", 1000, 20'000)) / kParts / kSlower;
   SimulateReport all;
   for (std::uint64_t i = 0; i < schedules; ++i) {
     SimulateOptions options;
@@ -48,7 +56,9 @@ TEST_P(RandomScenarios, WithSmallTensors) {
     if (HasFailure()) return;
     for (const auto& [kind, count] : report.faults) all.faults[kind] += count;
   }
-  EXPECT_EQ(all.faults.size(), kFaultKinds) << "a kind of fault never happened";
+  if (schedules >= 100) {
+    EXPECT_EQ(all.faults.size(), kFaultKinds) << "a kind of fault never happened";
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Parts, RandomScenarios, ::testing::Range<std::uint64_t>(0, kParts));

@@ -32,7 +32,7 @@ TEST(Ops, DiffAndAdoptWorkOnTablesOfTensors) {
   }
 }
 
-// papers.md 1.8.
+// Decoupled DiLoCo, App. D.2, worked out by hand.
 TEST(Ops, MergesGiveThePublishedValues) {
   const std::vector<at::Tensor> deltas{at::tensor({3.0f, 0.0f}), at::tensor({0.0f, 4.0f})};
   const auto weights = at::tensor({1.0, 3.0}, at::kDouble);
