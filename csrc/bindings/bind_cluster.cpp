@@ -164,11 +164,9 @@ std::unique_ptr<PyCluster> make_cluster(const std::map<std::string, std::string>
 }
 
 // fragment, (epoch, n), at, syncer_life, reason, lost_in_life, members.
-py::list merges(PyCluster& self, std::size_t from) {
+py::list merges(PyCluster& self) {
   py::list out;
-  const auto& all = self.get().merges();
-  for (std::size_t i = from; i < all.size(); ++i) {
-    const sim::MergeRecord& merge = all[i];
+  for (const sim::MergeRecord& merge : self.get().merges()) {
     std::vector<PyMember> members;
     for (const auto& m : merge.members) members.emplace_back(m.learner, m.incarnation, m.from, m.to, m.weight);
     out.append(py::make_tuple(merge.fragment, py::make_tuple(merge.version.epoch, merge.version.n), merge.at,
@@ -185,22 +183,7 @@ std::vector<std::string> records(PyCluster& self, std::size_t from) {
 // Of the current life; None while dead.
 py::object stats(PyCluster& self, std::size_t learner) {
   const LearnerCore* core = self.get().learner(self.index(learner));
-  if (!core) return py::none();
-  const LearnerStats stats = core->stats();
-  py::dict out;
-  out["state"] = stats.state;
-  out["epoch"] = stats.epoch;
-  out["steps"] = stats.steps;
-  out["tokens"] = stats.tokens;
-  out["clock"] = stats.clock;
-  out["adoptions"] = stats.adoptions;
-  out["contributions_sent"] = stats.contributions_sent;
-  out["contributions_merged"] = stats.contributions_merged;
-  out["reconnects"] = stats.reconnects;
-  out["tokens_merged"] = stats.tokens_merged;
-  out["tokens_outstanding"] = stats.tokens_outstanding;
-  out["discarded"] = stats.discarded;
-  return out;
+  return core ? to_dict(core->stats()) : py::object(py::none());
 }
 
 // (tensor indices, elements) of each fragment; empty while the syncer is dead or knows no layout.
@@ -240,7 +223,6 @@ void bind_cluster(py::module_& m) {
       .def("start_syncer", [](PyCluster& self) { self.get().start_syncer(); })
       .def("stop_syncer", [](PyCluster& self, double s) { self.get().stop_syncer(s); }, py::arg("give_up_after_s"))
       .def("syncer_alive", [](PyCluster& self) { return self.get().syncer() != nullptr; })
-      .def("syncer_stopped", [](PyCluster& self) { return self.get().syncer_stopped(); })
       .def("learner_alive",
            [](PyCluster& self, std::size_t learner) { return self.get().learner(self.index(learner)) != nullptr; },
            py::arg("learner"))
@@ -249,7 +231,7 @@ void bind_cluster(py::module_& m) {
              SyncerCore* syncer = self.get().syncer();
              return syncer ? syncer->status_json(self.get().now()) : std::string();
            })
-      .def("merges", &merges, py::arg("start"))
+      .def("merges", &merges)
       .def("records", &records, py::arg("start"))
       .def("log_lines", [](PyCluster& self) { return self.get().log_lines(); })
       .def("steps", [](PyCluster& self, std::size_t learner) { return self.get().steps(self.index(learner)); },
@@ -260,9 +242,6 @@ void bind_cluster(py::module_& m) {
       .def("peak_payload_bytes", [](PyCluster& self) { return self.get().peak_payload_bytes(); })
       .def("merged_fraction", [](PyCluster& self, const std::string& id) { return self.get().merged_fraction(id); },
            py::arg("learner_id"))
-      .def("account_text",
-           [](PyCluster& self, const std::string& id, std::uint32_t p) { return self.get().account_text(id, p); },
-           py::arg("learner_id"), py::arg("fragment"))
       .def("check", [](PyCluster& self) { return self.get().check(); })
       .def("stats", &stats, py::arg("learner"))
       .def("fragments", &fragments)

@@ -136,6 +136,16 @@ py::dict stats_dict(PyLearner& self) {
     stats = self.get().stats();
     counters = self.get().counters();
   }
+  py::dict out = to_dict(stats);
+  out["bytes_in"] = counters.bytes_in;
+  out["bytes_out"] = counters.bytes_out;
+  out["malformed_frames"] = counters.malformed;
+  return out;
+}
+
+}  // namespace
+
+py::dict to_dict(const LearnerStats& stats) {
   py::list versions;
   for (const Version& version : stats.versions) versions.append(py::make_tuple(version.epoch, version.n));
   py::dict out;
@@ -157,13 +167,8 @@ py::dict stats_dict(PyLearner& self) {
   out["sent_image_bytes"] = stats.sent_image_bytes;
   out["arriving_bytes"] = stats.arriving_bytes;
   out["versions"] = versions;
-  out["bytes_in"] = counters.bytes_in;
-  out["bytes_out"] = counters.bytes_out;
-  out["malformed_frames"] = counters.malformed;
   return out;
 }
-
-}  // namespace
 
 void bind_learner(py::module_& m) {
   py::class_<PyLearner>(m, "Learner")

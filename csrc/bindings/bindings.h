@@ -4,9 +4,13 @@
 
 #include <pybind11/pybind11.h>
 
+#include "diloco/core/learner_core.h"
+
 namespace diloco::bindings {
 
 namespace py = pybind11;
+// What Python sees of a learner core's statistics.
+py::dict to_dict(const LearnerStats& stats);
 using GilFree = py::call_guard<py::gil_scoped_release>;
 
 void bind_settings(py::module_& m);

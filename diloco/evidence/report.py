@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from diloco.demo.report import commit, machine, software
+from diloco.demo.report import common
 from diloco.evidence.runner import seeds_of
 from diloco.evidence.stats import LEVEL
 from diloco.evidence.table import Claim, Results, Table
@@ -18,13 +18,9 @@ DIGITS = 8  # significant ones of what is recorded
 
 def build(parts: list[tuple[Table, Results]], seeds: int, wall_s: float, command: str) -> dict[str, Any]:
     return {
+        **common(command, 0),
         "schema": SCHEMA,
-        "command": command,
-        "commit": commit(),
-        "machine": machine(),
-        "seed": 0,
         "seeds": seeds,
-        "software": software(),
         "wall_s": round(wall_s, 1),
         "level": LEVEL,
         "tables": [table_values(table, results, seeds) for table, results in parts],

@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -84,12 +84,16 @@ class Config:
         """Deterministic for a machine type: other CPUs round differently."""
         return run_plain(self, seed) if self.plain else Experiment(self, seed).run()
 
-    def setting(self, name: str, default: SettingValue) -> SettingValue:
-        return dict(self.settings).get(name, default)
+    def setting(self, name: str) -> str:
+        return (default_texts() | setting_texts(dict(self.settings), "Config", ()))[name]
 
-    @property
+    @cached_property
+    def every(self) -> int:
+        return int(self.setting("sync_every"))
+
+    @cached_property
     def lockstep(self) -> bool:
-        return self.setting("mode", "decoupled") == "lockstep"
+        return self.setting("mode") == "lockstep"
 
 
 @dataclass
@@ -175,17 +179,15 @@ class Experiment:
     def run(self) -> Result:
         result = Result()
         end = float(self.config.steps - self.config.pretrain)
-        for time, action, learner in self.moments(end):
-            if self.config.lockstep:
-                break
-            self.cluster.run_until(time)
-            if action == "look":
-                result.curve.append((time, self.loss()))
-            else:
-                self.act(action, learner)
         if self.config.lockstep:
             self.run_lockstep(end)
         else:
+            for time, action, learner in self.moments(end):
+                self.cluster.run_until(time)
+                if action == "look":
+                    result.curve.append((time, self.loss()))
+                else:
+                    self.act(action, learner)
             self.cluster.run_until(end)
         for violation in self.cluster.check():
             raise AssertionError(violation)
@@ -194,8 +196,7 @@ class Experiment:
 
     def run_lockstep(self, steps: float) -> None:
         """Until the round at the last step; the time that learners wait at rounds comes on top."""
-        fragments = int(self.config.setting("num_fragments", 24))  # type: ignore[arg-type]
-        rounds = int(steps) // int(self.config.setting("sync_every", 24)) * fragments  # type: ignore[arg-type]
+        rounds = int(steps) // self.config.every * int(self.config.setting("num_fragments"))
         self.cluster.run_until(steps)
         while len(self.cluster.merges()) < rounds:
             if self.cluster.now > 10 * steps:
@@ -209,7 +210,7 @@ class Experiment:
     def misses(self, end: float) -> Iterator[Action]:
         """Cut off from shortly before a round until after it, by chance."""
         generator = random.Random(self.seed)
-        every = float(self.config.setting("sync_every", 24))  # type: ignore[arg-type]
+        every = self.config.every
         for n in range(1, int(end / every) + 1):
             for learner in range(self.learners):
                 if generator.random() < self.config.miss:
@@ -264,7 +265,7 @@ class Rounds:
     """Lockstep: outer gradients of all learners side by side, as they are before they are merged."""
 
     def __init__(self, config: Config, learners: int) -> None:
-        self.every = int(config.setting("sync_every", 24)) if config.lockstep else 0  # type: ignore[arg-type]
+        self.every = config.every if config.lockstep else 0
         self.learners = learners
         self.start: dict[int, Tensor] = {}
         self.deltas: dict[int, dict[int, Tensor]] = {}

@@ -147,7 +147,7 @@ class VirtualCluster:
     def merges(self) -> list[Merge]:
         self.records()
         merges = []
-        for line, told in zip(self._merge_lines, self.cluster.merges(0), strict=True):
+        for line, told in zip(self._merge_lines, self.cluster.merges(), strict=True):
             fragment, version, at, life, reason, lost, members = told
             merges.append(
                 Merge(

@@ -207,7 +207,7 @@ def test_goodput_is_of_the_last_life() -> None:
 
 def test_but_changes_fields_and_settings() -> None:
     config = BASE.but(jitter=0.0, outer_lr=0.5)
-    assert config.jitter == 0.0 and config.setting("outer_lr", 1.0) == 0.5
+    assert config.jitter == 0.0 and dict(config.settings)["outer_lr"] == 0.5
     assert config == BASE.but(outer_lr=0.5).but(jitter=0.0) and config != BASE
 
 

@@ -121,15 +121,17 @@ def train_together(
     ]
 
     def train(index: int) -> dict[str, Any]:
-        for step in range(1, steps + 1):
-            optimizers[index].zero_grad()
-            loss(models[index], 100 * index + step).backward()
-            optimizers[index].step()
-        return optimizers[index].stats()
+        leaving = optimizers  # lockstep waits for all who are there: one that failed leaves nobody waiting
+        try:
+            for step in range(1, steps + 1):
+                optimizers[index].zero_grad()
+                loss(models[index], 100 * index + step).backward()
+                optimizers[index].step()
+            leaving = [optimizers[index]]
+            return optimizers[index].stats()
+        finally:
+            for optimizer in leaving:
+                optimizer.close()
 
-    try:
-        with ThreadPoolExecutor(len(models)) as pool:
-            return list(pool.map(train, range(len(models))))
-    finally:
-        for optimizer in optimizers:
-            optimizer.close()
+    with ThreadPoolExecutor(len(models)) as pool:
+        return list(pool.map(train, range(len(models))))

@@ -113,7 +113,7 @@ void LearnerCore::Impl::adopt_ready() {
 
 void LearnerCore::Impl::discard(FragmentId p, std::uint64_t from, std::uint64_t to, DiscardReason reason) {
   if (from >= to) return;
-  link_of(p).discarded[static_cast<std::size_t>(reason)] += to - from;
+  link_of(p).discarded[reason_name(reason)] += to - from;
   actions.push_back(Discard{p, from, to, reason});
 }
 

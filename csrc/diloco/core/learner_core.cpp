@@ -105,9 +105,7 @@ void LearnerCore::Impl::on_time(ShardLink& link) {
     link.liveness.said(now);
     Heartbeat beat;
     beat.lr = lr;
-    for (std::size_t i = 0; i < link.discarded.size(); ++i) {
-      if (link.discarded[i] > 0) beat.discarded[reason_name(static_cast<DiscardReason>(i))] = link.discarded[i];
-    }
+    beat.discarded = link.discarded;
     send(link, Channel::kControl, MessageType::kHeartbeat, encode(beat));
   }
 }
@@ -166,9 +164,7 @@ LearnerStats LearnerCore::Impl::stats() const {
     out.epoch = std::max(out.epoch, link.epoch);
     out.reconnects += link.reconnects;
     out.arriving_bytes += link.downlink.bytes_held();
-    for (std::size_t i = 0; i < link.discarded.size(); ++i) {
-      if (link.discarded[i] > 0) out.discarded[reason_name(static_cast<DiscardReason>(i))] += link.discarded[i];
-    }
+    for (const auto& [reason, count] : link.discarded) out.discarded[reason] += count;
   }
   for (const auto& fragment : fragments) {
     out.tokens_outstanding += tokens - fragment.from + (fragment.limbo_to - fragment.limbo_from);

@@ -92,7 +92,7 @@ struct ShardLink {
   Reassembly downlink;
   ReceiverCredit downlink_credit;
   std::vector<Adopted> unreported;   // of the shard's fragments
-  std::array<std::uint64_t, static_cast<std::size_t>(DiscardReason::kCount)> discarded{};  // likewise, in tokens
+  std::map<std::string, std::uint64_t> discarded;  // of them: reason -> tokens
 
   bool up() const { return state == State::kUp; }
   bool down() const { return state == State::kDown; }
@@ -112,6 +112,7 @@ struct LearnerCore::Impl {
   void on_channel_up(ShardLink& link, Channel channel);
   void lose(ShardLink& link, const std::string& why, bool at_once);
   void refuse(Reject reject);
+  void drop(ShardLink& link);
   void leave();
   void on_frame(const ChannelFrame& frame);
   void on_message(ShardLink& link, const ChannelFrame& frame);

@@ -85,14 +85,18 @@ void LearnerCore::Impl::say_hello(ShardLink& link) {
   send(link, Channel::kControl, MessageType::kHello, encode(hello));
 }
 
-// The connection is over; train on and come back. What was under way is forgotten, what was staged stays.
-void LearnerCore::Impl::lose(ShardLink& link, const std::string& why, bool at_once) {
-  if (link.down() || rejected || closed) return;
-  if (link.up()) link.away_since = now;
+void LearnerCore::Impl::drop(ShardLink& link) {
   link.state = ShardLink::State::kDown;
   link.session = 0;
   actions.push_back(DropChannel{Channel::kControl, link.shard});
   actions.push_back(DropChannel{Channel::kBulk, link.shard});
+}
+
+// The connection is over; train on and come back. What was under way is forgotten, what was staged stays.
+void LearnerCore::Impl::lose(ShardLink& link, const std::string& why, bool at_once) {
+  if (link.down() || rejected || closed) return;
+  if (link.up()) link.away_since = now;
+  drop(link);
   link.uplink.reset(0);
   link.downlink.reset();
   for (FragmentId p = 0; p < fragments.size(); ++p) {
@@ -126,11 +130,7 @@ void LearnerCore::Impl::refuse(Reject reject) {
 
 void LearnerCore::Impl::leave() {
   for (auto& link : links) {
-    if (link.down()) continue;
-    link.state = ShardLink::State::kDown;
-    link.session = 0;
-    actions.push_back(DropChannel{Channel::kControl, link.shard});
-    actions.push_back(DropChannel{Channel::kBulk, link.shard});
+    if (!link.down()) drop(link);
   }
 }
 

@@ -84,7 +84,7 @@ void LearnerCore::Impl::pump(ShardLink& link) {
   if (!link.up()) return;
   auto batch = link.uplink.take(header_template(link), settings.chunk_bytes);
   for (auto& frame : batch.frames) actions.push_back(SendOn{Channel::kBulk, std::move(frame), link.shard});
-  for (const auto tag : batch.finished) {
+  for (const auto& [tag, end] : batch.finished) {
     if (tag & kAnchorTag) {
       fragments[static_cast<FragmentId>(tag)].anchor_sending = false;  // it may be overwritten again
       continue;

@@ -45,7 +45,6 @@ Outbox::Batch Outbox::take(const Header& header, std::uint64_t chunk_bytes) {
       begin.header.total = sending_->total;
       begin.body = *sending_->begin;
       batch.frames.push_back(std::move(begin));
-      batch.begun.push_back(sending_->tag);
     }
     while (offset_ < sending_->total) {
       const std::uint64_t size = std::min(chunk_bytes, sending_->total - offset_);
@@ -73,8 +72,7 @@ Outbox::Batch Outbox::take(const Header& header, std::uint64_t chunk_bytes) {
       offset_ += size;
       batch.frames.push_back(std::move(chunk));
     }
-    batch.finished.push_back(sending_->tag);
-    batch.finished_at.push_back(credit_.sent());
+    batch.finished.push_back({sending_->tag, credit_.sent()});
     sending_.reset();
     ++next_id_;
   }

@@ -38,12 +38,15 @@ class Outbox {
   void drop(FragmentId fragment);
   void grant(std::uint64_t total, std::uint64_t received = 0) { credit_.grant(total, received); }
 
-  // Frames that the credit lets out now: BEGIN, then CHUNKs. `header` is the template (session,
-  // epoch, incarnation). `begun` and `finished` are told the tags, `finished_at` the bytes_sent() at the end of each.
+  struct Finished {
+    std::uint64_t tag = 0;
+    std::uint64_t end = 0;  // bytes_sent() at its end
+  };
   struct Batch {
     std::vector<OutFrame> frames;
-    std::vector<std::uint64_t> begun, finished, finished_at;
+    std::vector<Finished> finished;
   };
+  // Frames that the credit lets out now: BEGIN, then CHUNKs. `header` is the template (session, epoch, incarnation).
   Batch take(const Header& header, std::uint64_t chunk_bytes);
 
   bool idle() const { return !sending_ && waiting_.empty(); }

@@ -86,7 +86,6 @@ struct Session {
   std::vector<std::optional<std::uint64_t>> pulled;  // round of the outstanding PULL (trigger = arrival: 0)
   std::vector<Version> pulled_from;                  // version the answer to it may be a change against
   std::vector<unsigned> missed;                      // rounds in a row that closed without the answer
-  std::vector<bool> anchor_pulled;
   std::set<FragmentId> armed;
 
   Reassembly uplink;
@@ -239,6 +238,8 @@ struct SyncerCore::Impl {
   }
 
   // syncer_rounds.cpp
+  Round& add_round(FragmentId fragment, Clock clock, TimePoint opened);
+  void record_opening(const Round& round, const std::set<std::string>& pulled);
   void open_rounds(std::optional<Clock> clock, Seconds step);
   void open_on_arrival();
   void say_pace();
@@ -247,7 +248,6 @@ struct SyncerCore::Impl {
   void close_round(Round& round, const std::string& reason);
   void on_merge_done(const MergeDone& done);
   RoundView view_of(const Round& round) const;
-  std::size_t complete_in(FragmentId fragment) const;
   std::vector<LearnerPace> pace() const;
   std::optional<Clock> clock_now() const;
   Seconds xi_step() const;

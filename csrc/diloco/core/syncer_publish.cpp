@@ -116,9 +116,7 @@ void SyncerCore::Impl::pump(Session& session) {
   header.incarnation = session.account->incarnation;
   auto batch = session.downlink.take(header, settings.chunk_bytes);
   for (auto& frame : batch.frames) actions.push_back(SendTo{session.bulk, std::move(frame)});
-  for (std::size_t i = 0; i < batch.finished.size(); ++i) {
-    session.delivered_at_byte[static_cast<FragmentId>(batch.finished[i])] = batch.finished_at[i];
-  }
+  for (const auto& [tag, end] : batch.finished) session.delivered_at_byte[static_cast<FragmentId>(tag)] = end;
 }
 
 // CREDIT tells how far the receiver has read: the first learner that has a version ends xi_sync.

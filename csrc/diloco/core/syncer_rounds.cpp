@@ -33,6 +33,21 @@ std::vector<LearnerPace> SyncerCore::Impl::pace() const {
 std::optional<Clock> SyncerCore::Impl::clock_now() const { return quorum_clock(pace(), settings.min_quorum); }
 Seconds SyncerCore::Impl::xi_step() const { return quorum_step_s(pace(), settings.min_quorum); }
 
+Round& SyncerCore::Impl::add_round(FragmentId p, Clock clock, TimePoint opened) {
+  Round& round = rounds[next_round];
+  round.id = next_round++;
+  round.fragment = p;
+  round.clock = clock;
+  round.opened = opened;
+  slots[p].open_round = round.id;
+  return round;
+}
+
+void SyncerCore::Impl::record_opening(const Round& round, const std::set<std::string>& pulled) {
+  record(nlohmann::json{{"event", "open"}, {"round", round.id}, {"fragment", round.fragment}, {"clock", round.clock},
+                        {"quorum", round.quorum}, {"pulled", pulled}});
+}
+
 void SyncerCore::Impl::open_rounds(std::optional<Clock> clock, Seconds step) {
   if (shutdown_at || !layout) return;
   const std::uint32_t limit = inflight_limit(settings, owned_fragments(), round_s.value_or(0.0), step);
@@ -54,23 +69,14 @@ void SyncerCore::Impl::open_rounds(std::optional<Clock> clock, Seconds step) {
     // Memory for K payloads first: several half-filled rounds could wait for each other for ever.
     const std::uint64_t needed = settings.min_quorum * earliest->contribution.bytes;
     if (payload_bytes_held() + needed > options.payload_memory_bytes) {
-      const bool nothing_open = rounds.empty();
-      if (nothing_open) {
-        // Late contributions fill the memory and no round would free it: merge without asking for more.
-        bool held = false;
-        for (const auto& [incarnation, account] : accounts) held = held || account.mailbox[p].has_value();
-        if (!held) return;
-      } else {
-        return;
-      }
+      if (!rounds.empty()) return;
+      // Late contributions may fill the memory when no round would free it: then merge without asking for more.
+      bool held = false;
+      for (const auto& [incarnation, account] : accounts) held = held || account.mailbox[p].has_value();
+      if (!held) return;
     }
-    Round& round = rounds[next_round];
-    round.id = next_round++;
-    round.fragment = p;
-    round.clock = settings.mode == Mode::kLockstep ? earliest->due : *clock;
-    round.opened = now;
+    Round& round = add_round(p, settings.mode == Mode::kLockstep ? earliest->due : *clock, now);
     round.quorum = settings.min_quorum;
-    earliest->open_round = round.id;
     if (earliest->opened_at > 0) {
       due_gap.add(static_cast<double>(round.clock - earliest->opened_at));
       say_pace();
@@ -79,33 +85,24 @@ void SyncerCore::Impl::open_rounds(std::optional<Clock> clock, Seconds step) {
     earliest->due_since = 0.0;
     earliest->due = next_due_clock(p, round.clock);
     pull_contributors();
-    nlohmann::json pulled(round.pulled);
-    record(nlohmann::json{{"event", "open"}, {"round", round.id}, {"fragment", p}, {"clock", round.clock},
-                          {"quorum", round.quorum}, {"pulled", pulled}});
+    record_opening(round, round.pulled);
   }
 }
 
 // trigger = arrival: each contribution is a round of its own, first come, first merged.
 void SyncerCore::Impl::open_on_arrival() {
   for (FragmentId p = 0; p < slots.size(); ++p) {
-    FragmentSlot& slot = slots[p];
-    if (!slot.state || slot.open_round != 0) continue;
+    if (!slots[p].state || slots[p].open_round != 0) continue;
     const Contribution* first = nullptr;
     for (const auto& [incarnation, account] : accounts) {
       const auto& held = account.mailbox[p];
       if (held && (!first || held->arrived < first->arrived)) first = &*held;
     }
     if (!first) continue;
-    Round& round = rounds[next_round];
-    round.id = next_round++;
-    round.fragment = p;
-    round.clock = first->begin.clock;
-    round.opened = first->arrived;
+    Round& round = add_round(p, first->begin.clock, first->arrived);
     round.quorum_at = now;
     round.only = first->incarnation;
-    slot.open_round = round.id;
-    record(nlohmann::json{{"event", "open"}, {"round", round.id}, {"fragment", p}, {"clock", round.clock},
-                          {"quorum", round.quorum}, {"pulled", {first->learner}}});
+    record_opening(round, {first->learner});
     close_round(round, "arrival");
   }
 }
@@ -136,12 +133,6 @@ void SyncerCore::Impl::count_missed(const Round& round) {
   }
 }
 
-std::size_t SyncerCore::Impl::complete_in(FragmentId p) const {
-  std::size_t complete = 0;
-  for (const auto& [incarnation, account] : accounts) complete += account.mailbox[p].has_value();
-  return complete;
-}
-
 RoundView SyncerCore::Impl::view_of(const Round& round) const {
   RoundView view;
   view.quorum = round.quorum;
@@ -170,15 +161,16 @@ void SyncerCore::Impl::check_rounds() {
     const auto it = rounds.find(number);
     if (it == rounds.end() || it->second.phase != RoundPhase::kCollecting) continue;
     Round& round = it->second;
-    if (!round.quorum_at && has_quorum(view_of(round))) {
+    RoundView view = view_of(round);
+    if (!round.quorum_at && has_quorum(view)) {
       round.quorum_at = now;
       xi_quorum.add(now - round.opened);
       const GraceWindow window =
           grace_window(settings, xi_step(), xi_quorum.value_or(0.0), xi_sync.value_or(0.0));
-      round.deadline = now + window.seconds;
-      round.capped = window.capped;
+      view.deadline = round.deadline = now + window.seconds;
+      view.capped = round.capped = window.capped;
     }
-    const Decision decision = decide(view_of(round), settings, now);
+    const Decision decision = decide(view, settings, now);
     if (decision.action == RoundAction::kClose) close_round(round, decision.reason);
   }
 }

@@ -228,7 +228,6 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
   session.pulled.resize(plan.size());
   session.pulled_from.resize(plan.size());
   session.missed.resize(plan.size(), 0);
-  session.anchor_pulled.resize(plan.size(), false);
   session.uplink_credit.reset(settings.credit_window_bytes, settings.credit_window_bytes);
   session.downlink.reset(hello.downlink_credit, sender_window(settings.credit_window_bytes));
   peer_session[peer] = id;

@@ -118,7 +118,7 @@ std::string SyncerCore::Impl::status_json() const {
       if (session.control != 0 && round.waiting.contains(id)) waiting_for.push_back(session.account->learner);
     }
     const std::size_t complete =
-        round.phase == RoundPhase::kCollecting ? complete_in(round.fragment) : round.members.size();
+        round.phase == RoundPhase::kCollecting ? view_of(round).complete : round.members.size();
     const char* phase = round.phase == RoundPhase::kMerging      ? "merging"
                         : round.phase == RoundPhase::kPersisting ? "persisting"
                         : complete < round.quorum                ? "waits for its quorum"

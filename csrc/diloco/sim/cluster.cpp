@@ -38,10 +38,6 @@ bool for_learner(EventKind kind) {
          kind == EventKind::kLearnerTick || kind == EventKind::kConnect;
 }
 
-std::span<const std::byte> payload_of(const OutFrame& frame) {
-  return frame.body.empty() ? frame.slice.bytes() : std::as_bytes(std::span(frame.body.data(), frame.body.size()));
-}
-
 }  // namespace
 
 Cluster::Impl::Impl(ClusterOptions given) : options(std::move(given)), invariants(options) {
@@ -50,7 +46,7 @@ Cluster::Impl::Impl(ClusterOptions given) : options(std::move(given)), invariant
     nodes[i].spec = options.learners[i];
     nodes[i].attempts.resize(2 * options.shards);
     nodes[i].peers.resize(2 * options.shards);
-    nodes[i].link = nodes[i].spec.link.value_or(Link{options.delay_s, 0.0, options.bytes_per_s, options.bytes_per_s});
+    nodes[i].link = options.link_of(nodes[i].spec);
     call_at(options.learners[i].start_s, [this, i] {
       if (!nodes[i].core) start_learner(i);
     });
@@ -137,7 +133,7 @@ void Cluster::Impl::count(const Event& event) {
   hash = mix(hash ^ bits ^ mix(std::uint64_t{event.shard} << 40 | static_cast<std::uint64_t>(event.kind) << 32 | event.node));
   if (!frame) return;
   hash = mix(hash ^ header.session ^ (header.offset << 20) ^ (header.total << 40) ^ static_cast<std::uint64_t>(header.type));
-  if (const auto payload = payload_of(event.frame); !payload.empty()) hash ^= checksum(payload);
+  if (const auto payload = event.frame.payload(); !payload.empty()) hash ^= checksum(payload);
 }
 
 void Cluster::Impl::handle(Event& event) {
@@ -158,7 +154,7 @@ void Cluster::Impl::handle(Event& event) {
     case EventKind::kFrameUp: {
       if (!connection(event.peer).open) return;
       count(event);
-      const auto payload = payload_of(event.frame);
+      const auto payload = event.frame.payload();
       invariants.shard(event.shard).at_syncer(event.peer, event.frame.header, payload, syncer_now(event.shard));
       feed_syncer(event.shard, FrameEvent{event.peer, event.frame.header, payload});
       break;
@@ -166,7 +162,7 @@ void Cluster::Impl::handle(Event& event) {
     case EventKind::kFrameDown: {
       if (!connection(event.peer).readable) return;
       count(event);
-      const auto payload = payload_of(event.frame);
+      const auto payload = event.frame.payload();
       invariants.shard(event.shard).at_learner(event.node, event.frame.header, payload);
       feed_learner(event.node, ChannelFrame{event.channel, event.frame.header, payload, event.shard});
       break;
@@ -323,33 +319,10 @@ double Cluster::merged_fraction(const std::string& id) const {
   }
   const Plan* plan = impl_->plan();
   const auto fragments = plan ? plan->size() : 1u;
-  for (const auto& [incarnation, account] : impl_->accounts) {
-    if (account.learner == id) made += static_cast<double>(account.tokens) * fragments;
+  for (const LearnerNode& node : impl_->nodes) {
+    if (node.spec.id == id) made += static_cast<double>(node.tokens) * fragments;
   }
   return made > 0.0 ? merged / made : 0.0;
-}
-
-std::string Cluster::account_text(const std::string& id, FragmentId p) const {
-  std::string text;
-  for (const auto& [incarnation, account] : impl_->accounts) {
-    if (account.learner != id) continue;
-    text += fmt::format("{:016x}: {} tokens\n", incarnation, account.tokens);
-    for (const auto& merge : impl_->merges) {
-      for (const auto& member : merge.members) {
-        if (member.incarnation != incarnation || merge.fragment != p) continue;
-        text += fmt::format("  merged [{}, {}) in {} at {:.2f} by life {}{}\n", member.from, member.to,
-                            to_string(merge.version), merge.at, merge.syncer_life, merge.lost_in_life ? ", lost" : "");
-      }
-    }
-    const auto list = [&](const char* what, const auto& spans) {
-      if (const auto it = spans.find(p); it != spans.end()) {
-        for (const auto& [from, to] : it->second) text += fmt::format("  {} [{}, {})\n", what, from, to);
-      }
-    };
-    list("discarded", account.discarded);
-    list("in flight", account.in_flight);
-  }
-  return text;
 }
 
 Layout small_layout(int matrices, std::int64_t rows, std::int64_t cols) {

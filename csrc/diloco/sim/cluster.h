@@ -77,6 +77,10 @@ struct ClusterOptions {
   bool keep_lines = true;     // records() and log_lines() grow
   bool stop_at_violation = false;  // run_until() returns at the first one
   std::uint64_t max_events = 0;    // run_until() returns after so many in all; 0 = no limit
+
+  Link link_of(const LearnerSpec& learner) const {
+    return learner.link.value_or(Link{delay_s, 0.0, bytes_per_s, bytes_per_s});
+  }
 };
 
 // An invariant that did not hold.
@@ -155,8 +159,6 @@ class Cluster {
   // Share of a learner's tokens that was merged, over all its lives, averaged over fragments.
   double merged_fraction(const std::string& learner_id) const;
 
-  // Every interval of a learner on a fragment, for reports of failures.
-  std::string account_text(const std::string& learner_id, FragmentId fragment) const;
   // Violated invariants, one sentence each; empty is good.
   std::vector<std::string> check() const;
   const std::vector<Violation>& violations() const;

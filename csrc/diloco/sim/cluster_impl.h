@@ -7,7 +7,6 @@
 
 #include <array>
 #include <deque>
-#include <map>
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -73,6 +72,7 @@ struct LearnerNode {
   Seconds clock_ahead = 0.0;  // of the core's clock
   Alarm alarm;
   std::uint64_t steps = 0;
+  std::uint64_t tokens = 0;  // of all lives
   std::vector<Event> held;  // while frozen or partitioned
 };
 
@@ -87,12 +87,6 @@ struct SyncerNode {
   std::uint64_t epoch_floor = 0;  // as its event log on disk tells the next life
   Alarm alarm;
   std::vector<Event> held;
-};
-
-struct Account {
-  std::string learner;
-  std::uint64_t tokens = 0;
-  std::map<FragmentId, std::vector<std::array<std::uint64_t, 2>>> discarded, in_flight;
 };
 
 struct Cluster::Impl {
@@ -145,7 +139,7 @@ struct Cluster::Impl {
   void kill_learner(std::size_t i);
   void freeze_learner(std::size_t i, bool frozen);
   void first_parameters(std::size_t i);
-  Seconds step_time(const LearnerNode& node, std::size_t i) const;
+  void push_step(std::size_t i);  // its next one
   void step(std::size_t i);
   std::uint64_t train(std::size_t i);
   void walk(std::size_t i);
@@ -163,7 +157,6 @@ struct Cluster::Impl {
   std::vector<SyncerNode> syncers;  // by shard
   std::vector<LearnerNode> nodes;
   std::deque<Connection> connections;  // by peer, from 1
-  std::map<Incarnation, Account> accounts;
   std::vector<MergeRecord> merges;
   std::vector<std::string> logs, records;
   std::uint64_t peak_payload = 0;

@@ -53,11 +53,10 @@ void Cluster::Impl::start_learner(std::size_t i) {
     std::copy_n(bytes.begin() + static_cast<std::ptrdiff_t>(offset), out.size(), out.begin());
   };
   node.core = std::make_unique<LearnerCore>(std::move(core));
-  accounts[node.incarnation] = {node.spec.id, 0, {}, {}};
   invariants.learner_starts(i, node.incarnation);
   update_well(i);
   feed_learner(i, Tick{});
-  push(now + step_time(node, i), {EventKind::kStep, static_cast<std::uint32_t>(i), 0, node.life, 0, Channel::kControl, {}, {}});
+  push_step(i);
 }
 
 void Cluster::Impl::kill_learner(std::size_t i) {
@@ -88,16 +87,18 @@ void Cluster::Impl::freeze_learner(std::size_t i, bool frozen) {
   });
 }
 
-Seconds Cluster::Impl::step_time(const LearnerNode& node, std::size_t i) const {
+void Cluster::Impl::push_step(std::size_t i) {
+  const LearnerNode& node = nodes[i];
   const double jitter = 2.0 * unit(draw(options.seed, Purpose::kStepTime, i, node.life, node.steps)) - 1.0;
-  return node.spec.step_s * (1.0 + node.spec.jitter * jitter);
+  push(now + node.spec.step_s * (1.0 + node.spec.jitter * jitter),
+       {EventKind::kStep, static_cast<std::uint32_t>(i), 0, node.life, 0, Channel::kControl, {}, {}});
 }
 
 void Cluster::Impl::step(std::size_t i) {
   LearnerNode& node = nodes[i];
   std::uint64_t tokens = train(i);
   ++node.steps;
-  accounts[node.incarnation].tokens += tokens;
+  node.tokens += tokens;
   invariants.made_step(i, tokens);
   if (plant == Plant::kLyingLearner && !planted) {
     planted = true;
@@ -151,7 +152,7 @@ void Cluster::Impl::finish_boundary(std::size_t i) {
   if (node.holding) node.longest_hold = std::max(node.longest_hold, now - node.hold_since);
   node.holding = false;
   feed_learner(i, AdoptsDone{});
-  push(now + step_time(node, i), {EventKind::kStep, static_cast<std::uint32_t>(i), 0, node.life, 0, Channel::kControl, {}, {}});
+  push_step(i);
 }
 
 void Cluster::Impl::feed_learner(std::size_t i, const LearnerEvent& event) {
@@ -185,9 +186,6 @@ bool Cluster::Impl::run(std::size_t i, LearnerAction& action) {
   } else if (auto* progress = std::get_if<Progress>(&action)) {
     invariants.progress(i, progress->tokens);
   } else if (auto* discard = std::get_if<Discard>(&action)) {
-    Account& account = accounts[node.incarnation];
-    auto& list = discard->reason == DiscardReason::kInFlight ? account.in_flight : account.discarded;
-    list[discard->fragment].push_back({discard->from, discard->to});
     invariants.discarded(i, *discard);
   } else if (auto* connect = std::get_if<ConnectChannel>(&action)) {
     const auto attempt = ++node.attempts[line_of(connect->shard, connect->channel)];

@@ -124,7 +124,7 @@ void Cluster::Impl::send_up(PeerId peer, OutFrame frame) {
   Connection& on = connection(peer);
   const std::size_t i = on.learner;
   if (plant == Plant::kChangedPayload && frame.slice.size > 0) change_payload(frame);
-  frame.header.payload_bytes = frame.body.size() + frame.slice.size;
+  frame.header.payload_bytes = frame.payload().size();
   const TimePoint when = arrival(i, true, on, frame.header.payload_bytes + kHeaderBytes);
   Event event{EventKind::kFrameUp, on.learner, on.shard, syncers[on.shard].life, peer, on.channel, std::move(frame), {}};
   if (nodes[i].cut_off) nodes[i].held.push_back(std::move(event));
@@ -135,7 +135,7 @@ void Cluster::Impl::send_down(PeerId peer, OutFrame frame) {
   if (peer == 0 || peer > connections.size() || !connection(peer).open) return;
   Connection& on = connection(peer);
   const std::size_t i = on.learner;
-  frame.header.payload_bytes = frame.body.size() + frame.slice.size;
+  frame.header.payload_bytes = frame.payload().size();
   const TimePoint when = arrival(i, false, on, frame.header.payload_bytes + kHeaderBytes);
   dispatch(when, {EventKind::kFrameDown, on.learner, on.shard, nodes[i].life, peer, on.channel, std::move(frame), {}}, i, false,
            on);

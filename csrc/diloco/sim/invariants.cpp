@@ -148,7 +148,7 @@ void ShardInvariants::from_learner(std::size_t learner, const OutFrame& frame) {
   Impl& at = *impl_;
   LifeBooks& life = *at.run.current[learner];
   const Header& header = frame.header;
-  const Bytes body = std::as_bytes(std::span(frame.body.data(), frame.body.size()));
+  const Bytes body = frame.payload();
   std::string why;
   switch (header.type) {
     case MessageType::kStep: {
@@ -258,12 +258,12 @@ void Invariants::adopted(std::size_t learner, const AdoptFragment& adopt, const 
   if (adopt.image) {
     const auto& images = at.fragments.at(adopt.fragment).images;
     const auto published = images.find(adopt.version);
-    if (published == images.end() || published->second[0] != checksum(adopt.image->bytes())) {
+    if (published == images.end() || published->second.hash != checksum(adopt.image->bytes())) {
       at.fail("adopted_is_published",
               fmt::format("{} adopts fragment {} version {}, {}", life.id, adopt.fragment, to_string(adopt.version),
                           published == images.end() ? "which was never published" : "with other bytes than were published"));
     } else {
-      life.clock = std::max(life.clock, published->second[1]);
+      life.clock = std::max(life.clock, published->second.clock);
     }
     if (adopt.version <= share.adopted) {
       at.fail("version_order", fmt::format("{} adopts fragment {} version {} after {}", life.id, adopt.fragment,

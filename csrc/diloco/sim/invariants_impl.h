@@ -24,6 +24,9 @@ using Interval = std::array<std::uint64_t, 2>;  // tokens [from, to)
 
 constexpr double kTimeSlack = 1e-6;  // s: sums of times are not exact
 
+// A moving average; below 0 as long as it has no value.
+inline void average(Seconds& so_far, Seconds value) { so_far = so_far < 0.0 ? value : so_far + 0.3 * (value - so_far); }
+
 // A copy of a displacement as it was staged, or sent.
 struct Copy {
   std::uint64_t from = 0, to = 0, steps = 0;
@@ -96,7 +99,11 @@ struct FragmentBooks {
   std::uint64_t theta_hash = 0;
   bool replaced = false;                 // in this event, with a reason
   Clock due = 0;
-  std::map<Version, std::array<std::uint64_t, 2>> images;  // version -> hash, clock of its round; over all lives
+  struct Published {
+    std::uint64_t hash = 0;              // of the image
+    Clock clock = 0;                     // of its round
+  };
+  std::map<Version, Published> images;   // over all lives
   std::map<Incarnation, std::uint64_t> contained;  // in the newest version: whose work up to where
   TimePoint merged_at = -1.0;            // on the cluster's clock
   // Of the anchor that is being taken over.
@@ -213,8 +220,10 @@ struct ShardInvariants::Impl {
   void close_session(Incarnation incarnation, const std::string& why);
   SessionBooks* session(SessionId id);
   bool stalled(const SessionBooks& session) const;
+  bool sets_pace(const SessionBooks& session) const;
   std::optional<Clock> quorum_clock() const;
   Seconds quorum_step_s() const;
+  void check_grant(const SessionBooks& session, const Header& header);
   void on_pull(SessionBooks& session, const Header& header, const Pull& pull);
   void on_step(SessionBooks& session, const Step& step);
   void on_image(SessionBooks& session, const OutFrame& frame);
@@ -240,7 +249,6 @@ struct ShardInvariants::Impl {
   void on_open(const nlohmann::json& line);
   void on_merge(const nlohmann::json& line, const MergeRecord& merge);
   void on_published(const nlohmann::json& line);
-  void add_member(const nlohmann::json& line, const MergeRecord::Member& member, FragmentId p, std::size_t i);
   void on_init(const nlohmann::json& line);
   void on_plan(const nlohmann::json& line);
   void on_epoch(const nlohmann::json& line);
@@ -248,6 +256,7 @@ struct ShardInvariants::Impl {
   void take_members(FragmentBooks::Closing& closing, FragmentId p);
   void check_close(FragmentId fragment, const nlohmann::json& line);
   void check_window(FragmentId fragment, double window_s, bool capped);
+  std::size_t asked(FragmentId fragment) const;
   void note_quorum(FragmentId fragment);
   void note_quorums();
   void publish(FragmentId fragment, Version version, std::uint64_t image_hash, Clock clock);

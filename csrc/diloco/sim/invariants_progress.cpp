@@ -32,7 +32,7 @@ Seconds RunBooks::patience() const {
   Seconds step = 0.0, network = 0.0;
   const double parameters = static_cast<double>(options.layout.numel());
   for (const auto& learner : options.learners) {
-    const Link link = learner.link.value_or(Link{options.delay_s, 0.0, options.bytes_per_s, options.bytes_per_s});
+    const Link link = options.link_of(learner);
     step = std::max(step, learner.step_s * (1.0 + learner.jitter));
     const double chunks = 4.0 * parameters / static_cast<double>(settings.chunk_bytes) + 4.0 * static_cast<double>(fragments.size());
     const double bytes = 4.0 * parameters + 512.0 * chunks;

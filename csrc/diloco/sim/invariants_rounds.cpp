@@ -110,9 +110,7 @@ void ShardInvariants::runs_merge(const RunMerge& merge, const MergeResult& resul
   auto& closing = books.closing.emplace();
   closing.at = at.syncer_now;
   closing.job = merge.job;
-  for (const auto& [id, session] : at.sessions) {
-    closing.outstanding += session.waited_for[p] && (at.settings.mode == Mode::kLockstep || !at.stalled(session));
-  }
+  closing.outstanding = at.asked(p);
   at.note_quorum(p);
   at.take_members(closing, p);
   const auto& members = merge.merge.members;
@@ -142,7 +140,7 @@ void ShardInvariants::runs_merge(const RunMerge& merge, const MergeResult& resul
     const bool shifted = same && members[i].base_image;
     const auto base = books.images.find(copy.base);
     if (base != books.images.end() && at.settings.anchor == Anchor::kSyncer &&
-        (shifted ? checksum(members[i].base_image->bytes()) != base->second[0] : copy.base != books.newest)) {
+        (shifted ? checksum(members[i].base_image->bytes()) != base->second.hash : copy.base != books.newest)) {
       at.fail("base_known", fmt::format("{} is merged into fragment {} from other weights than version {}", life->id, p,
                                         to_string(copy.base)));
     }
@@ -216,15 +214,15 @@ void ShardInvariants::Impl::on_merge(const nlohmann::json& line, const MergeReco
   }
   for (std::size_t i = 0; i < std::min(told.size(), closing.members.size()); ++i) {
     const auto& [of, copy] = closing.members[i];
-    if (incarnation_of(told[i]) != of->incarnation || told[i]["from"] != copy.from || told[i]["to"] != copy.to ||
+    const MergeRecord::Member& member = merge.members[i];
+    if (member.incarnation != of->incarnation || member.from != copy.from || member.to != copy.to ||
         told[i]["steps"] != copy.steps || told[i]["clock"] != copy.clock) {
       fail("mailbox", fmt::format("fragment {}: {} is recorded for tokens [{}, {}); merged were [{}, {}) of {}", p,
-                                  told[i]["learner"].get<std::string>(), told[i]["from"].get<std::uint64_t>(),
-                                  told[i]["to"].get<std::uint64_t>(), copy.from, copy.to, of->id));
+                                  member.learner, member.from, member.to, copy.from, copy.to, of->id));
     }
-    if (!close_to(told[i]["weight"], closing.weights[i])) {
-      fail("weights", fmt::format("fragment {}: {} is recorded with weight {}; it is {}", p, of->id,
-                                  told[i]["weight"].get<double>(), closing.weights[i]));
+    if (!close_to(member.weight, closing.weights[i])) {
+      fail("weights", fmt::format("fragment {}: {} is recorded with weight {}; it is {}", p, of->id, member.weight,
+                                  closing.weights[i]));
     }
   }
   for (const auto& [of, copy] : closing.members) share(*of, p).merged.emplace_back(merge.version, copy);
@@ -269,19 +267,27 @@ void ShardInvariants::Impl::check_close(FragmentId p, const nlohmann::json& line
   check_window(p, window_s, reason == "cap");
 }
 
+// Live learners the round still waits for.
+std::size_t ShardInvariants::Impl::asked(FragmentId p) const {
+  std::size_t count = 0;
+  for (const auto& [id, session] : sessions) {
+    count += session.waited_for[p] && (settings.mode == Mode::kLockstep || !stalled(session));
+  }
+  return count;
+}
+
 // K contributions, not counting what was there when the round opened unless nobody is asked any more.
 void ShardInvariants::Impl::note_quorum(FragmentId p) {
   auto& round = fragments[p].round;
   if (!round || round->quorum_at) return;
-  std::size_t complete = 0, fresh = 0, asked = 0;
+  std::size_t complete = 0, fresh = 0;
   for (const auto& [incarnation, life] : lives) {
     if (p >= life->shares.size() || !life->shares[p].mailbox) continue;
     ++complete;
     fresh += settings.mode == Mode::kLockstep || life->shares[p].mailbox->arrived > round->opened;
   }
   if (complete < quorum()) return;
-  for (const auto& [id, session] : sessions) asked += session.waited_for[p] && !stalled(session);
-  if (!on_arrival() && fresh < quorum() && asked > 0) return;
+  if (!on_arrival() && fresh < quorum() && asked(p) > 0) return;
   round->quorum_at = syncer_now;
   reached[round->id] = p;
 }
@@ -293,8 +299,7 @@ void ShardInvariants::Impl::note_quorums() {
   }
   for (const auto& [id, p] : reached) {
     auto& round = *fragments[p].round;
-    const Seconds took = *round.quorum_at - round.opened;
-    quorum_s = quorum_s < 0.0 ? took : quorum_s + 0.3 * (took - quorum_s);
+    average(quorum_s, *round.quorum_at - round.opened);
     round.quorum_average = quorum_s;
   }
   reached.clear();
@@ -341,8 +346,8 @@ void ShardInvariants::persists(const Persist& persist) {
 void ShardInvariants::Impl::publish(FragmentId p, Version version, std::uint64_t image_hash, Clock clock) {
   FragmentBooks& books = fragments.at(p);
   if (on_arrival()) clock = 0;  // there everybody counts its own steps
-  const auto [at, fresh] = books.images.try_emplace(version, std::array<std::uint64_t, 2>{image_hash, clock});
-  if (!fresh && at->second[0] != image_hash) {
+  const auto [at, fresh] = books.images.try_emplace(version, FragmentBooks::Published{image_hash, clock});
+  if (!fresh && at->second.hash != image_hash) {
     fail("version_order", fmt::format("fragment {} version {} is published twice with different weights", p,
                                       to_string(version)));
   }
@@ -405,8 +410,8 @@ void ShardInvariants::Impl::on_epoch(const nlohmann::json& line) {
       books.newest = {};
       continue;
     }
-    const auto bytes = books.images.at(books.newest);
-    publish(p, {epoch, books.newest.n}, bytes[0], bytes[1]);
+    const auto [hash, clock] = books.images.at(books.newest);
+    publish(p, {epoch, books.newest.n}, hash, clock);
   }
 }
 

@@ -58,13 +58,16 @@ bool ShardInvariants::Impl::stalled(const SessionBooks& books) const {
   return syncer_now >= books.last_step + std::max(5.0 * std::max(books.step_s, 0.0), 2.0);
 }
 
+bool ShardInvariants::Impl::sets_pace(const SessionBooks& books) const {
+  return books.steps > 0 && (settings.mode == Mode::kLockstep || !stalled(books));
+}
+
 // T_K: the K-th largest clock of those who make steps.
 std::optional<Clock> ShardInvariants::Impl::quorum_clock() const {
   std::array<Clock, 64> clocks;
   std::size_t n = 0;
   for (const auto& [id, books] : sessions) {
-    if (books.steps == 0 || n == clocks.size()) continue;
-    if (settings.mode == Mode::kDecoupled && stalled(books)) continue;
+    if (!sets_pace(books) || n == clocks.size()) continue;
     clocks[n++] = books.clock;
   }
   if (n < settings.min_quorum) return std::nullopt;
@@ -76,8 +79,7 @@ Seconds ShardInvariants::Impl::quorum_step_s() const {
   std::array<Seconds, 64> steps;
   std::size_t n = 0;
   for (const auto& [id, books] : sessions) {
-    if (books.steps == 0 || books.step_s <= 0.0 || n == steps.size()) continue;
-    if (settings.mode == Mode::kDecoupled && stalled(books)) continue;
+    if (!sets_pace(books) || books.step_s <= 0.0 || n == steps.size()) continue;
     steps[n++] = books.step_s;
   }
   if (n < settings.min_quorum) return 0.0;
@@ -88,10 +90,7 @@ Seconds ShardInvariants::Impl::quorum_step_s() const {
 void ShardInvariants::Impl::on_step(SessionBooks& books, const Step& step) {
   if (step.steps > books.steps) {
     const Seconds took = syncer_now - books.last_step;
-    if (books.steps > 0 && took > 0.0) {
-      const Seconds each = took / static_cast<double>(step.steps - books.steps);
-      books.step_s = books.step_s < 0.0 ? each : books.step_s + 0.3 * (each - books.step_s);
-    }
+    if (books.steps > 0 && took > 0.0) average(books.step_s, took / static_cast<double>(step.steps - books.steps));
     books.last_step = syncer_now;
   }
   books.steps = std::max(books.steps, step.steps);
@@ -138,8 +137,7 @@ void ShardInvariants::at_syncer(PeerId peer, const Header& header, Bytes payload
       std::erase_if(session->image_ends, [&](const auto& image) {
         if (header.total < image.second) return false;
         if (const auto since = at.undelivered.find(image.first); since != at.undelivered.end()) {
-          const Seconds took = now - since->second;
-          at.sync_s = at.sync_s < 0.0 ? took : at.sync_s + 0.3 * (took - at.sync_s);
+          average(at.sync_s, now - since->second);
           at.undelivered.erase(since);
         }
         return true;
@@ -215,11 +213,15 @@ void ShardInvariants::screen_done(JobId job) {
 
 // ---- from the syncer ----
 
-void ShardInvariants::Impl::on_pull(SessionBooks& books, const Header& header, const Pull& pull) {
+void ShardInvariants::Impl::check_grant(const SessionBooks& books, const Header& header) {
   if (header.offset > books.up.received + settings.credit_window_bytes) {
     fail("credit", fmt::format("the syncer grants {} {} bytes with {} received; the window is {}", books.life->id,
                                header.offset, books.up.received, settings.credit_window_bytes));
   }
+}
+
+void ShardInvariants::Impl::on_pull(SessionBooks& books, const Header& header, const Pull& pull) {
+  check_grant(books, header);
   const FragmentId p = pull.fragment;
   if (!check_own(p, "asks for") || pull.kind != PayloadKind::kContribution) return;
   LifeBooks& of = *books.life;
@@ -264,7 +266,7 @@ void ShardInvariants::Impl::on_image(SessionBooks& books, const OutFrame& frame)
   }
   if (!tables_seen.emplace(p, frame.header.version).second) return;
   std::string why;
-  const auto begin = decode_begin(std::as_bytes(std::span(frame.body.data(), frame.body.size())), &why);
+  const auto begin = decode_begin(frame.payload(), &why);
   if (!begin) return fail("readable", "a BEGIN of the syncer cannot be read: " + why);
   if (frame.header.version == of.newest) run.check_table(p, begin->merged);
 }
@@ -275,7 +277,7 @@ void ShardInvariants::from_syncer(PeerId peer, const OutFrame& frame) {
   if (header.type == MessageType::kWelcome) return at.open_session(peer, header);
   SessionBooks* session = at.session(header.session);
   if (!session) return;
-  const Bytes body = std::as_bytes(std::span(frame.body.data(), frame.body.size()));
+  const Bytes body = frame.payload();
   std::string why;
   switch (header.type) {
     case MessageType::kPull:
@@ -291,10 +293,7 @@ void ShardInvariants::from_syncer(PeerId peer, const OutFrame& frame) {
       }
       break;
     case MessageType::kCredit:
-      if (header.offset > session->up.received + at.settings.credit_window_bytes) {
-        at.fail("credit", fmt::format("the syncer grants {} {} bytes with {} received; the window is {}", session->life->id,
-                                      header.offset, session->up.received, at.settings.credit_window_bytes));
-      }
+      at.check_grant(*session, header);
       break;
     case MessageType::kBegin:
       at.on_image(*session, frame);

@@ -49,7 +49,7 @@ double length(const std::vector<double>& values) {
   return std::sqrt(squared);
 }
 
-bool averaged_by_name(const std::string& name) {  // the default of merge_mean_pattern
+bool averaged_by_name(const std::string& name) {  // the default of merge_overrides
   for (const char* part : {"embed", "wte", "wpe", "lm_head"}) {
     if (name.find(part) != std::string::npos) return true;
   }

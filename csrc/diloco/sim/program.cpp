@@ -48,16 +48,15 @@ void describe(CLI::App& app, Arguments& arguments) {
 }
 
 // A line every few seconds when the run takes long enough.
-std::function<bool(std::uint64_t)> progress_line(std::uint64_t events) {
+std::function<void(std::uint64_t)> progress_line(std::uint64_t events) {
   using Clock = std::chrono::steady_clock;
   return [events, began = Clock::now(), told = Clock::now()](std::uint64_t done) mutable {
     const auto now = Clock::now();
-    if (now - told < std::chrono::seconds(10) || done >= events) return true;
+    if (now - told < std::chrono::seconds(10) || done >= events) return;
     told = now;
     const double spent = std::chrono::duration<double>(now - began).count();
     std::fprintf(stderr, "%s\n", fmt::format("{} of {} events, {:.0f} s left", done, events,
                                              spent * static_cast<double>(events - done) / static_cast<double>(done)).c_str());
-    return true;
   };
 }
 

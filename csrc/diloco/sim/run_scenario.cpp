@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <array>
 
 #include "diloco/sim/random.h"
 #include "diloco/sim/scenario.h"

@@ -48,7 +48,7 @@ SimulateReport simulate(const SimulateOptions& options) {
     add(report, scenario, outcome);
     if ((seed - options.seed) % kTwiceEvery == 0) run_again(report, scenario, outcome);
     if (options.stop_early && !report.violations.empty()) break;
-    if (options.progress && !options.progress(report.events)) break;
+    if (options.progress) options.progress(report.events);
   }
   return report;
 }

@@ -17,8 +17,7 @@ struct SimulateOptions {
   std::uint64_t seed = 1;
   bool values = false;      // mode small: tensors move and every merge is recomputed
   bool stop_early = false;  // after the first scenario with a violation
-  // Called after every scenario with the events so far; false ends the run.
-  std::function<bool(std::uint64_t events)> progress;
+  std::function<void(std::uint64_t events)> progress;  // called after every scenario with the events so far
 };
 
 struct SeedViolation {

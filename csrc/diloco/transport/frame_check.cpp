@@ -7,13 +7,8 @@ std::string unread_text(std::uint64_t unsent, const TransportLimits& limits) {
          std::to_string(limits.max_unsent_bytes) + " may be; read faster or ask for less";
 }
 
-std::span<const std::byte> payload_of(const OutFrame& frame) {
-  if (!frame.body.empty()) return std::as_bytes(std::span(frame.body.data(), frame.body.size()));
-  return frame.slice.bytes();
-}
-
 void seal(OutFrame& frame) {
-  const auto payload = payload_of(frame);
+  const auto payload = frame.payload();
   frame.header.payload_bytes = payload.size();
   if (!frame.checksum_known) frame.header.checksum = payload_checksum(payload);
 }

@@ -16,8 +16,6 @@ constexpr std::uint64_t kFrameOverhead = 768;
 // Why a peer is cut to which too much is unsent.
 std::string unread_text(std::uint64_t unsent, const TransportLimits& limits);
 
-// The frame's payload: body or slice.
-std::span<const std::byte> payload_of(const OutFrame& frame);
 // Sets header.payload_bytes, and header.checksum unless it is known.
 void seal(OutFrame& frame);
 // Decodes the header and verifies that the payload is as long and as whole as it says, and not longer than its type

@@ -112,7 +112,7 @@ void Network::push_frame(Link& link, Pipe& pipe, OutFrame frame, TransportCounte
   const auto held = std::make_shared<OutFrame>(std::move(frame));
   Item item;
   item.head.assign(reinterpret_cast<const char*>(header.data()), header.size());
-  item.payload = payload_of(*held);
+  item.payload = held->payload();
   item.keep_alive = held;
   const std::size_t bytes = header.size() + item.payload.size();
   ++counters.frames_out;

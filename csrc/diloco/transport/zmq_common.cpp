@@ -160,7 +160,7 @@ bool send_frame(void* socket, const std::string& routing_id, OutFrame frame,
   auto hold = std::make_unique<Hold>();
   hold->header = encode_header(frame.header);
   hold->frame = std::move(frame);
-  const auto payload = payload_of(hold->frame);
+  const auto payload = hold->frame.payload();
   *bytes = kHeaderBytes + payload.size();
   const void* data = hold->header.data();
   std::size_t size = kHeaderBytes;

@@ -72,6 +72,7 @@ struct Connection {
 // descriptor, so only once it is seen closed are those frames there to be read.
 struct Ended {
   SocketId socket;
+  std::string routing_id;  // "" if that cannot be told: a frame of one not heard yet may still come
   bool closed = false;
 };
 
@@ -231,7 +232,10 @@ void Server::on_accepted(int fd) {
 void Server::on_disconnected(int fd) {
   const auto found = connections_.find(fd);
   if (found == connections_.end()) return;
-  just_ended_[fd] = {found->second.socket, false};
+  const bool told = !found->second.doubtful && serial_of(found->second.routing_id);
+  const auto before = just_ended_.find(fd);
+  const bool told_before = before == just_ended_.end() || !before->second.routing_id.empty();
+  just_ended_[fd] = {found->second.socket, told && told_before ? found->second.routing_id : "", false};
   silent_.erase(fd);
   std::erase_if(cuts_, [&](const Cut& cut) { return cut.fd == fd; });
   if (const auto peer = peers_.find(found->second.routing_id); peer != peers_.end()) {
@@ -299,7 +303,9 @@ Peer& Server::introduce(const std::string& routing_id, int fd) {
   if (open) {
     peer.fd = fd;
     connection->second.routing_id = routing_id;
-    connection->second.doubtful = just_ended_.contains(fd);
+    const auto before = just_ended_.find(fd);
+    connection->second.doubtful = before != just_ended_.end() && (before->second.routing_id.empty() ||
+                                                                  !is_older(before->second.routing_id, routing_id));
     silent_.erase(fd);
   } else {
     mark_ended(peer, "connection closed by the peer");

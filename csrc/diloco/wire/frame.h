@@ -1,6 +1,7 @@
 // Messages as they pass between a core and a transport.
 #pragma once
 
+#include <span>
 #include <string>
 
 #include "diloco/base/types.h"
@@ -17,6 +18,8 @@ struct OutFrame {
   std::string body;
   Slice slice;  // sent without a copy; the buffer must not change until the transport has released it
   bool checksum_known = false;
+
+  std::span<const std::byte> payload() const { return body.empty() ? slice.bytes() : std::as_bytes(std::span(body)); }
 };
 
 }  // namespace diloco

@@ -317,7 +317,6 @@ const char* reason_name(DiscardReason reason) {
     case DiscardReason::kNonfinite: return "nonfinite";
     case DiscardReason::kRefused: return "refused";
     case DiscardReason::kInFlight: return "in_flight";
-    case DiscardReason::kCount: break;
   }
   return "unknown";
 }

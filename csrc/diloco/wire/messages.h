@@ -23,7 +23,7 @@ enum class Role : std::uint8_t { kLearner = 0, kOperator = 1, kMonitor = 2 };  /
 // Discarded-interval reasons; the ledger's columns beside merged and outstanding. kInFlight is not a discard: it marks
 // an interval that was sent and then overwritten locally, so only the syncer can still merge it.
 enum class DiscardReason : std::uint8_t {
-  kOverwritten = 0, kBlended, kCarryLimit, kLost, kStale, kNonfinite, kRefused, kInFlight, kCount
+  kOverwritten = 0, kBlended, kCarryLimit, kLost, kStale, kNonfinite, kRefused, kInFlight
 };
 const char* reason_name(DiscardReason reason);
 

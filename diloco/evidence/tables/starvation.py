@@ -161,7 +161,7 @@ TABLE = Table(
     ),
     check="M = 4, K = 1, transfer 2, jitter 10%",
     seeds=2,
-    notes="With a transfer of two steps (tau) or more the overlap leaves no slack for a grace window. With K = 1 a "
-    "round then closes with what lies in its mailboxes, all other uploads wait for the next, and learners take turns: "
-    "each joins every other round, with work that is up to two H old. No work is lost by it.",
+    notes="With a transfer of two steps (tau) or more the overlap leaves no slack for a grace window. With K < M a "
+    "round then closes as soon as K answers are there, with what came too late for the round before, and learners take "
+    "turns: each joins every other round, with work that is up to two H old. No work is lost by it.",
 )

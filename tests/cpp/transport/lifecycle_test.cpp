@@ -114,6 +114,32 @@ TEST_P(Transport, CutReachesAClientThatKeepsSending) {
   }
 }
 
+// A server that was busy elsewhere finds the end of one connection, the next one on the same descriptor and its first
+// frame all at once.
+TEST_P(Transport, CutReachesWhoCameWhileTheServerWasAway) {
+  ServerNode server(world);
+  auto before = std::make_unique<ClientNode>(world, server.endpoint);
+  join(server, *before, Channel::kControl, 1000);
+  for (Incarnation i = 1; i <= 30; ++i) {
+    before.reset();
+    auto client = std::make_unique<ClientNode>(world, server.endpoint);
+    client->transport->connect(Channel::kControl);
+    ASSERT_TRUE(run_until({client.get()}, [&] { return client->connected.size() == 1; }));
+    ASSERT_TRUE((*client)->send(Channel::kControl, frame(MessageType::kHello, "hello", i)));
+    run_for({client.get()}, 0.01);  // long enough, mostly, for the frame to be there as well
+    ASSERT_TRUE(run_until({&server, client.get()}, [&] { return server.peer(i) != 0; }));
+    ASSERT_TRUE(server->send(server.peer(i), frame(MessageType::kReject, "go away")));
+    server->cut(server.peer(i), "test");
+    ASSERT_TRUE(run_until({&server, client.get()}, [&] { return !client->disconnected.empty(); }, 3.0)) << "round " << i;
+    ASSERT_EQ(client->frames.size(), 1u) << "round " << i;
+    before = std::move(client);
+    before->transport->connect(Channel::kControl);
+    ASSERT_TRUE(run_until({&server, before.get()}, [&] { return before->connected.size() == 2; }));
+    ASSERT_TRUE((*before)->send(Channel::kControl, frame(MessageType::kHello, "again", 1000 + i)));
+    ASSERT_TRUE(run_until({&server, before.get()}, [&] { return server.peer(1000 + i) != 0; }));
+  }
+}
+
 TEST_P(Transport, CutDoesNotTouchTheOthers) {
   ServerNode server(world);
   ClientNode bad(world, server.endpoint), good(world, server.endpoint);
