@@ -150,6 +150,7 @@ void LearnerCore::Impl::drop_local_work(FragmentId p, DiscardReason reason) {
   fragment.from = tokens;
   fragment.from_steps = steps;
   fragment.staged.reset();
+  miss_if_in_limbo(p);
 }
 
 void LearnerCore::Impl::adopt(FragmentId p) {

@@ -130,6 +130,7 @@ struct LearnerCore::Impl {
   void on_transfer(ShardLink& link, Reassembly::Outcome outcome);
   void on_verdict(const Verdict& verdict);
   void answer(FragmentId fragment);
+  void miss_if_in_limbo(FragmentId fragment);
   void send_anchor(FragmentId fragment);
   void pump(ShardLink& link);
 

@@ -18,12 +18,28 @@ void LearnerCore::Impl::on_pull(ShardLink& link, const Header& header, const Pul
     if (!fragment.adopting) send_anchor(pull.fragment);
     return pump(link);
   }
-  // What the syncer neither holds nor can still receive will never be asked for again.
+  // What the syncer neither holds nor can still receive will never be merged.
   std::erase_if(fragment.sent, [&](const SentImage& image) {
-    return image.gone && image.staged.to < pull.held_to;
+    return image.gone && (pull.held_to == 0 || image.staged.to < pull.held_to);
   });
+  if (pull.held_to == 0) shrink_limbo(pull.fragment, DiscardReason::kOverwritten);
   fragment.pull = pull;
   answer(pull.fragment);
+  miss_if_in_limbo(pull.fragment);
+}
+
+// Work that the syncer holds has been given up here. A newer copy would not contain it, so none is made until it is
+// settled; a round that waited for one would wait for ever.
+void LearnerCore::Impl::miss_if_in_limbo(FragmentId p) {
+  LearnerFragment& fragment = fragments[p];
+  ShardLink& link = link_of(p);
+  if (!fragment.pull || fragment.limbo_from == fragment.limbo_to || !link.up()) return;
+  fragment.pull.reset();
+  OutFrame frame;
+  frame.header = header_template(link);
+  frame.header.type = MessageType::kMiss;
+  frame.header.fragment = p;
+  actions.push_back(SendOn{Channel::kControl, std::move(frame), link.shard});
 }
 
 // A waiting pull and a staged copy make an upload.

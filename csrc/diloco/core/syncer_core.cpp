@@ -170,6 +170,9 @@ void SyncerCore::Impl::on_frame(const FrameEvent& frame) {
     case MessageType::kChunk:
       on_chunk(*session, header, frame.payload);
       break;
+    case MessageType::kMiss:
+      on_miss(*session, header.fragment);
+      break;
     case MessageType::kGoodbye:
       end_session(session->id, "said goodbye", true);
       break;

@@ -32,6 +32,7 @@ struct Contribution {
   ConstBufferPtr payload;
   std::vector<double> norms;
   TimePoint arrived = 0.0;
+  bool given_up = false;  // its learner has said MISS: no newer copy of its work contains this one
   std::uint64_t bytes() const { return payload ? payload->size() : 0; }
 };
 
@@ -208,6 +209,7 @@ struct SyncerCore::Impl {
 
   // syncer_uplink.cpp
   void on_begin(Session& session, const Header& header, const Begin& begin);
+  void on_miss(Session& session, FragmentId p);
   void on_chunk(Session& session, const Header& header, Bytes payload);
   void on_transfer(Session& session, Reassembly::Outcome outcome);
   void on_screen_done(const ScreenDone& done);

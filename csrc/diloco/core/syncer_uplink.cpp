@@ -23,7 +23,7 @@ bool SyncerCore::Impl::eligible(const Session& session, FragmentId p) const {
   }
   // Work that overwriting threw away after it was sent is not part of a newer copy: merge what lies here first.
   const auto& held = account.mailbox[p];
-  if (held && settings.adopt != Adopt::kRebase && held->begin.base != adopted) return false;
+  if (held && (held->given_up || (settings.adopt != Adopt::kRebase && held->begin.base != adopted))) return false;
   return true;
 }
 
@@ -130,6 +130,25 @@ void SyncerCore::Impl::on_begin(Session& session, const Header& header, const Be
                                           to_string(begin.base), p, to_string(slots[p].state->version)));
   }
   on_transfer(session, session.uplink.begin(header, begin, slots[p].contribution.bytes, true));
+}
+
+// In place of the BEGIN asked for. What is held of this learner is merged first; if it is held no more, the learner has
+// been told meanwhile and can be asked again.
+void SyncerCore::Impl::on_miss(Session& session, FragmentId p) {
+  const Begin* arriving = session.uplink.current();
+  const bool answered = arriving && arriving->fragment == p && arriving->kind == PayloadKind::kContribution;
+  if (p >= slots.size() || !session.pulled[p] || answered) {
+    return violation(session, fmt::format("MISS of fragment {} without a PULL to answer", p));
+  }
+  session.pulled[p].reset();
+  session.reserved -= slots[p].contribution.bytes;
+  auto& held = session.account->mailbox[p];
+  if (held) held->given_up = true;
+  for (auto& [number, round] : rounds) {
+    if (round.fragment != p) continue;
+    round.waiting.erase(session.id);
+    if (!held) round.pulled.erase(session.account->learner);
+  }
 }
 
 void SyncerCore::Impl::on_chunk(Session& session, const Header& header, Bytes payload) {

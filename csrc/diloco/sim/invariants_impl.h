@@ -34,6 +34,7 @@ struct Copy {
   Version base;
   std::uint64_t hash = 0;
   TimePoint arrived = 0.0;  // complete, on the syncer's clock
+  bool given_up = false;    // its learner has said MISS since
 };
 
 // One life of a learner on one fragment.

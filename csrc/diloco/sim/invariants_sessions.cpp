@@ -151,6 +151,13 @@ void ShardInvariants::at_syncer(PeerId peer, const Header& header, Bytes payload
     case MessageType::kChunk:
       session->up.received += payload.size();
       break;
+    case MessageType::kMiss: {
+      const FragmentId p = header.fragment;
+      if (p >= session->ordered.size()) break;
+      session->ordered[p] = session->waited_for[p] = false;
+      if (auto& mailbox = at.share(*session->life, p).mailbox) mailbox->given_up = true;
+      break;
+    }
     default: break;
   }
 }
@@ -241,6 +248,10 @@ void ShardInvariants::Impl::on_pull(SessionBooks& books, const Header& header, c
   }
   if (share.mailbox && settings.adopt != Adopt::kRebase && share.mailbox->base != books.adopted[p]) {
     fail("eligibility", fmt::format("{} is asked for fragment {} while work that it has overwritten waits to be merged",
+                                    of.id, p));
+  }
+  if (share.mailbox && share.mailbox->given_up) {
+    fail("eligibility", fmt::format("{} is asked for fragment {} again before the work is merged that it has given up",
                                     of.id, p));
   }
   if (fragments[p].closing && !on_arrival()) {

@@ -83,6 +83,7 @@ const char* message_name(MessageType type) {
     case MessageType::kGoodbye: return "GOODBYE";
     case MessageType::kStatus: return "STATUS";
     case MessageType::kStatusReply: return "STATUS_REPLY";
+    case MessageType::kMiss: return "MISS";
     case MessageType::kMarker: return "MARKER";
     case MessageType::kDonorOffer: return "DONOR_OFFER";
     case MessageType::kDonorRequest: return "DONOR_REQUEST";
@@ -177,7 +178,8 @@ std::uint64_t max_payload_bytes(MessageType type, std::uint64_t chunk_bytes) {
     case MessageType::kStatus: return 4 * kKiB;
     case MessageType::kRehello:
     case MessageType::kCredit:
-    case MessageType::kLane: return 0;
+    case MessageType::kLane:
+    case MessageType::kMiss: return 0;
     case MessageType::kChunk: return chunk_bytes;
     case MessageType::kMarker:
     case MessageType::kDonorOffer:

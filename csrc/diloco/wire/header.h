@@ -35,6 +35,7 @@ enum class MessageType : std::uint8_t {
   kGoodbye = 14,   // either way, control, msgpack {reason}: leaves on purpose
   kStatus = 15,    // monitor -> syncer, control: asks; needs no HELLO
   kStatusReply = 16,  // syncer -> monitor, control, JSON
+  kMiss = 17,      // learner -> syncer, control, header only: nothing will come for the PULL of `fragment`
   // Reserved; refused until built.
   kMarker = 32,
   kDonorOffer = 33,

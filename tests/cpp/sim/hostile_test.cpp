@@ -1,4 +1,5 @@
 // Peers that say what no learner says, told to the bare core.
+#include <algorithm>
 #include <random>
 
 #include "diloco/core/credit.h"
@@ -47,6 +48,10 @@ struct Hostile : ::testing::Test {
       if (it->peer == peer && it->frame.header.type == type) return &it->frame;
     }
     return nullptr;
+  }
+  std::size_t count(PeerId peer, MessageType type) const {
+    return std::count_if(sent.begin(), sent.end(),
+                         [&](const SendTo& one) { return one.peer == peer && one.frame.header.type == type; });
   }
   // HELLO, and LANE on the next peer number; the session's number, or 0.
   SessionId join(PeerId control, Incarnation incarnation, std::uint64_t credit, const std::string& id) {
@@ -130,6 +135,44 @@ TEST_F(Hostile, NoCreditBuysMoreThanTheSyncersOwnWindow) {
   frame(20, credit);
   EXPECT_LE(chunk_bytes_to(21), 2 * window + window / 2);
   EXPECT_TRUE(cuts.empty());
+}
+
+// "Nothing will come" is an answer to a PULL, and not half an answer.
+TEST_F(Hostile, MissIsRefusedWithoutAPullOrAfterABegin) {
+  for (const bool begun : {false, true}) {
+    for (const FragmentId fragment : {0u, 1u, 2u, ~0u}) {
+      if (begun && fragment > 1) continue;
+      cuts.clear();
+      sent.clear();
+      make();
+      const SessionId session = join(10, 1, 1 << 20, "a");
+      upload(11, 1, session, 0, 1, {});
+      upload(11, 1, session, 1, 2, {});
+      Header miss = header_of(MessageType::kMiss, 1, session);
+      miss.fragment = fragment;
+      if (begun) {
+        const Step step{24, 24, 24, {{0, core->fragment(0)->version}, {1, core->fragment(1)->version}}};
+        frame(10, header_of(MessageType::kStep, 1, session), encode(step));
+        const std::size_t asked = count(10, MessageType::kPull);
+        ASSERT_EQ(asked, 4u) << "two anchors, two contributions";
+        frame(10, miss);
+        EXPECT_TRUE(cuts.empty()) << "the PULL is answered";
+        EXPECT_EQ(count(10, MessageType::kPull), asked + 1) << "nothing is held: it is asked again";
+        Begin begin;
+        begin.fragment = fragment;
+        begin.base = core->fragment(fragment)->version;
+        begin.to = begin.c_steps = begin.clock = 24;
+        Header header = header_of(MessageType::kBegin, 1, session);
+        header.fragment = fragment;
+        header.transfer = 3;
+        header.total = payload_layout(core->layout(), core->plan(), fragment, PayloadKind::kContribution, settings).bytes;
+        frame(11, header, encode(begin));
+        EXPECT_TRUE(cuts.empty());
+      }
+      frame(10, miss);
+      EXPECT_FALSE(cuts.empty()) << "fragment " << fragment << (begun ? " after BEGIN" : " without PULL");
+    }
+  }
 }
 
 // A learner that comes back from a run with a larger window has granted more than this syncer sends; it must tell what
