@@ -32,6 +32,8 @@ def repeatable(model: Named) -> nn.Module | list[tuple[str, Tensor]]:
     """The same, able to be looked at more than once."""
     if isinstance(model, nn.Module):
         return model
+    if not isinstance(model, Iterable):
+        raise TypeError(f"expected a torch.nn.Module, or its named_parameters(), got {type(model).__name__}")
     return list(model.items() if isinstance(model, Mapping) else model)
 
 

@@ -34,7 +34,9 @@ def _cluster(
         Literal["none", "small"],
         typer.Option(help="none: fast, tensors hardly move. small: every merge is recomputed."),
     ] = "none",
-    json_file: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON.")] = None,
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON; - for stdout.")
+    ] = None,
     replay: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Run the scenario in FILE instead of random ones.")
     ] = None,
@@ -56,7 +58,9 @@ def run(
     from diloco._native import _C
 
     try:
-        if json_file:
+        if shrink and json_file == "-":
+            raise ValueError("--shrink prints a scenario on stdout, so --json expects a file, got -")
+        if json_file and json_file != "-":
             Path(json_file).open("a").close()
         scenario = replay.read_text() if replay else None
         report = (
@@ -68,8 +72,10 @@ def run(
     except KeyboardInterrupt:
         typer.echo("interrupted", err=True)
         return 130
-    typer.echo(text(report), err=shrink)  # then stdout is the scenario alone
-    if json_file:
+    typer.echo(text(report), err=shrink or json_file == "-")  # then stdout is the scenario or the report alone
+    if json_file == "-":
+        typer.echo(json.dumps(with_origin(report, mode), indent=2))
+    elif json_file:
         Path(json_file).write_text(json.dumps(with_origin(report, mode), indent=2) + "\n")
     if not report["violations"]:
         if report["events_per_s_per_core"] >= floor:

@@ -71,7 +71,7 @@ def headlines(syncer: str, status: dict[str, Any]) -> list[str]:
     discarded = ", ".join(f"{reason} {tokens}" for reason, tokens in ledger["discarded"].items() if tokens) or "none"
     since = ", merged by this life of the syncer" if status["epoch"] > 1 else ""
     lines = [
-        f"syncer {syncer}: epoch {status['epoch']}, {status['mode']}, quorum {status['quorum']}, "
+        f"syncer {syncer}: epoch {status['epoch']}, {_kind(status['settings'])}, quorum {status['quorum']}, "
         f"up {units.duration(status['uptime_s'])}, {status['rounds_merged']} rounds merged",
         f"tokens, summed over fragments{since}: {ledger['processed']} processed = {ledger['merged']} merged "
         f"+ {ledger['in_flight']} in flight + {ledger['outstanding']} outstanding + discarded ({discarded})",
@@ -85,6 +85,15 @@ def headlines(syncer: str, status: dict[str, Any]) -> list[str]:
     if status.get("waiting"):
         lines.append(f"waiting: {status['waiting']}")
     return lines
+
+
+def _kind(settings: dict[str, str]) -> str:
+    words = [settings["mode"]]
+    if settings["preset"] != "none":
+        words.insert(0, f"preset {settings['preset']}")
+    if settings["trigger"] != "due":
+        words.append(f"trigger {settings['trigger']}")
+    return ", ".join(words)
 
 
 LEARNER_COLUMNS = (
@@ -127,13 +136,14 @@ FRAGMENT_COLUMNS = ("fragment", "version", "parameters", "tensors", "due", "shar
 
 
 def fragment_rows(status: dict[str, Any]) -> list[list[str]]:
+    by_arrival = status["settings"]["trigger"] == "arrival"
     return [
         [
             str(fragment["index"]),
             "{}.{}".format(*fragment["version"]),
             str(fragment["numel"]),
             _tensors(fragment["tensors"]),
-            str(fragment["due"]),
+            "-" if by_arrival else str(fragment["due"]),  # then every learner has due clocks of its own
             str(fragment["shard"]),
         ]
         for fragment in status["fragments"]

@@ -23,6 +23,21 @@ from diloco.demo.record import Record
 SCHEMA = "diloco.demo.1"
 
 
+def why_unwritable(path: str) -> str:
+    """The reason, or "". Leaves no file behind and an existing one as it is."""
+    if path == "-":
+        return "standard output has the progress"
+    existed = Path(path).exists()
+    try:
+        with open(path, "ab"):
+            pass
+    except OSError as error:
+        return str(error.strerror)
+    if not existed:
+        Path(path).unlink()
+    return ""
+
+
 def common(command: str, seed: int) -> dict[str, Any]:
     """The keys of every report: schema, command, commit, machine, seed, software."""
     return {

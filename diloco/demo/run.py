@@ -53,22 +53,9 @@ def problem_with(options: DemoOptions) -> str:
     if options.picture and (reason := picture.why_unknown(options.picture)):
         return f"--picture {options.picture}: {reason}"
     for name, path in (("--json", options.json), ("--picture", options.picture)):
-        reason = why_unwritable(path) if path else ""
+        reason = report.why_unwritable(path) if path else ""
         if reason:
             return f"{name} {path} cannot be written: {reason}; choose another file"
-    return ""
-
-
-def why_unwritable(path: str) -> str:
-    """The reason, or "". Leaves no file behind and an existing one as it is."""
-    existed = Path(path).exists()
-    try:
-        with open(path, "ab"):
-            pass
-    except OSError as error:
-        return str(error.strerror)
-    if not existed:
-        Path(path).unlink()
     return ""
 
 

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from diloco.demo.report import why_unwritable
 from diloco.evidence.check import check
 from diloco.evidence.page import page
 from diloco.evidence.report import build, write
@@ -57,8 +58,8 @@ def run_evidence(options: EvidenceOptions) -> int:
             raise ValueError(f"--write: {folder} is no folder")
         if (options.check or options.page) and not (folder / "evidence.json").is_file():
             raise ValueError(f"{folder / 'evidence.json'} is missing; `diloco evidence --write` makes it")
-        if options.json:
-            Path(options.json).open("a").close()
+        if options.json and (reason := why_unwritable(options.json)):
+            raise ValueError(f"--json {options.json} cannot be written: {reason}; choose another file")
     except (ValueError, OSError) as error:
         say(str(error))
         return 2

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -62,6 +64,7 @@ class VirtualCluster:
         self._fragment_count = 0  # as last known while the syncer was alive
         self._merge_lines: list[dict[str, Any]] = []
         self._records: list[str] = []
+        self._in_callback = False
         self.cluster = _C.VirtualCluster(
             setting_texts({**(settings or {}), **more_settings}, "VirtualCluster", _ARGUMENTS),
             self._shapes,
@@ -78,6 +81,10 @@ class VirtualCluster:
     # ---- time and faults ----
 
     def run_until(self, t: float) -> None:
+        """Runs what happens until `t`, in seconds of the virtual clock."""
+        if not math.isfinite(t):
+            raise ValueError(f"run_until expects a finite time, got {t}")
+        self._not_in_callback()
         self.cluster.run_until(t, self._begin_life, self._train if self._step else None)
 
     @property
@@ -86,6 +93,7 @@ class VirtualCluster:
 
     def kill_learner(self, learner: int) -> None:
         """SIGKILL: its connections are reset."""
+        self._not_in_callback()
         if not self.cluster.learner_alive(learner):  # IndexError for one that does not exist
             return
         self._past[learner] = self._account(learner)
@@ -94,6 +102,7 @@ class VirtualCluster:
 
     def start_learner(self, learner: int) -> None:
         """A new incarnation of a learner that is dead, with a new module."""
+        self._not_in_callback()
         if self.cluster.learner_alive(learner):
             raise ValueError(f"learner {learner} is alive; kill it first")
         self._let_go(learner)
@@ -101,26 +110,32 @@ class VirtualCluster:
 
     def freeze_learner(self, learner: int, frozen: bool = True) -> None:
         """SIGSTOP, SIGCONT: silent, with its connections open."""
+        self._not_in_callback()
         self.cluster.freeze_learner(learner, frozen)
 
     def partition_learner(self, learner: int, cut_off: bool = True) -> None:
         """Its frames are held back in both directions, and nobody is told."""
+        self._not_in_callback()
         self.cluster.partition_learner(learner, cut_off)
 
     def poison(self, learner: int) -> None:
         """Its parameters become NaN at its next step."""
+        self._not_in_callback()
         self.cluster.poison(learner)
 
     def kill_syncer(self) -> None:
+        self._not_in_callback()
         self._fragment_count = len(self.cluster.fragments()) or self._fragment_count
         self.cluster.kill_syncer()
 
     def start_syncer(self) -> None:
         """A new one without state."""
+        self._not_in_callback()
         self.cluster.start_syncer()
 
     def stop_syncer(self, give_up_after_s: float = 10.0) -> None:
         """SIGTERM."""
+        self._not_in_callback()
         self.cluster.stop_syncer(give_up_after_s)
 
     # ---- views ----
@@ -227,6 +242,20 @@ class VirtualCluster:
 
     # ---- inside ----
 
+    def _not_in_callback(self) -> None:
+        if self._in_callback:
+            raise RuntimeError(
+                "begin and step may read the cluster, but not run or change it; do that between two run_until"
+            )
+
+    @contextmanager
+    def _callback(self) -> Iterator[None]:
+        self._in_callback = True
+        try:
+            yield
+        finally:
+            self._in_callback = False
+
     def _begin_life(self, learner: int, views: list[Tensor]) -> None:
         held: Parameters
         if self._model is not None:
@@ -240,11 +269,13 @@ class VirtualCluster:
             held = dict(zip(self._names, views, strict=True))
         self._held[learner] = held
         if self._begin is not None:
-            self._begin(learner, held)
+            with self._callback():
+                self._begin(learner, held)
 
     def _train(self, learner: int) -> int | None:
         assert self._step is not None
-        return self._step(learner, self._held[learner])
+        with self._callback():
+            return self._step(learner, self._held[learner])
 
     def _let_go(self, learner: int) -> None:
         """The arrays of a life end with it: whoever still has its module keeps a copy of the values."""

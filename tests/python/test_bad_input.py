@@ -63,7 +63,7 @@ def test_unreachable_host_is_said_and_training_goes_on(caplog: pytest.LogCapture
     with dead_address() as address, diloco.DiLoCoOptimizer(inner, model, syncer=address, tokens=lambda: 1) as opt:
         train_step(model, opt, 0)
     assert f"no syncer at {address}" in caplog.text
-    assert "training goes on locally and it is tried again by itself" in caplog.text
+    assert "training goes on locally, and it is tried again by itself" in caplog.text
 
 
 def test_port_in_use(running: Callable[..., diloco.Syncer]) -> None:

@@ -19,7 +19,7 @@ from rich.console import Console
 from toys import QUICK, dead_address, small_model
 
 import diloco
-from diloco.cli.status import render
+from diloco.cli.status import fragment_rows, headlines, render
 from diloco.cli.units import duration, size
 
 
@@ -94,6 +94,14 @@ def test_status_on_a_terminal_is_a_table(running: diloco.Syncer) -> None:
     text = console.export_text()
     assert "learners (1)" in text
     assert "│ learner-a │" in text
+
+
+def test_status_names_preset_and_trigger() -> None:
+    with diloco.Syncer(preset="async", shutdown_s=0.1) as syncer, diloco.Learner(small_model(), syncer.endpoint):
+        status = syncer.status()
+    lines = headlines("a:1", status)
+    assert lines[0].startswith("syncer a:1: epoch 1, preset async, decoupled, trigger arrival, quorum 1")
+    assert {row[4] for row in fragment_rows(status)} == {"-"}  # every learner has due clocks of its own
 
 
 def test_status_as_json_on_stdout(running: diloco.Syncer) -> None:

@@ -44,5 +44,7 @@ def test_what_does_not_fit_is_refused() -> None:
         diloco.explain(nn.Linear(2, 2), sync_every=1)
     with pytest.raises(TypeError, match="did you mean num_fragments"):
         diloco.explain(nn.Linear(2, 2), num_fragment=1)
+    with pytest.raises(TypeError, match=r"expected a torch.nn.Module, or its named_parameters.*got NoneType"):
+        diloco.explain(None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"'weight': expected float32.*got complex64"):
         diloco.explain(nn.Linear(2, 2, dtype=torch.complex64))

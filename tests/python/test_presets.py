@@ -60,6 +60,38 @@ def test_gains_are_said_at_start_and_warned_of(capfd: pytest.CaptureFixture[str]
     assert "multiplies those by up to 7: known to overshoot" in said
 
 
+def test_a_merge_rule_that_matches_nothing_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+    # A comma does not separate rules: this is one, with a comma in it.
+    with diloco.Syncer(merge_overrides="0.weight=mean,2.weight=rda;bias=mean", shutdown_s=0.1) as syncer:
+        model = small_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with diloco.DiLoCoOptimizer(optimizer, model, syncer.endpoint, tokens=lambda: 1):
+            pass
+    said = capfd.readouterr().err
+    assert (
+        "merge_overrides: \"0.weight=mean,2.weight=rda\" matches no parameter of this model, such as '0.weight'" in said
+    )
+    assert "separated by semicolons" in said
+    assert '"bias=mean"' not in said
+
+
+def test_a_learner_in_lockstep_whose_syncer_goes_says_that_it_waits(caplog: pytest.LogCaptureFixture) -> None:
+    model = small_model()
+    with diloco.Syncer(**LOCKSTEP | {"min_quorum": 1}, shutdown_s=0.1) as syncer, ThreadPoolExecutor(1) as pool:
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = diloco.DiLoCoOptimizer(inner, model, syncer.endpoint, tokens=lambda: 1)
+        train_step(model, optimizer, 0)
+        syncer.stop()
+        steps = pool.submit(lambda: [train_step(model, optimizer, step) for step in range(1, 8)])
+        deadline = time.monotonic() + 30
+        while "in lockstep training waits for it" not in caplog.text:
+            assert time.monotonic() < deadline and not steps.done(), caplog.text
+            time.sleep(0.01)
+        optimizer.close(0.0)  # ends the wait
+        with pytest.raises(RuntimeError, match="closed"):
+            steps.result(30)
+
+
 @pytest.mark.parametrize("preset", [preset.name for preset in _C.presets()])
 def test_every_preset_trains_and_its_account_is_exact(preset: str, tmp_path: Path) -> None:
     models: list[nn.Module] = [small_model(), small_model()]

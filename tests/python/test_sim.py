@@ -187,6 +187,22 @@ def test_wrong_arguments() -> None:
         VirtualCluster(one, model=lambda learner: small_model().double(), step=lambda learner, module: 1)
     with pytest.raises(IndexError, match="learner 4 of 1"):
         VirtualCluster(one, layout=LAYOUT).kill_learner(4)
+    for time in (float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="a finite time"):
+            VirtualCluster(one, layout=LAYOUT).run_until(time)
+
+
+def test_callbacks_may_look_and_not_touch() -> None:
+    def step(learner: int, parameters: Any) -> int:
+        seen.append(cluster.now)
+        cluster.kill_learner(learner)
+        return 1
+
+    seen: list[float] = []
+    cluster = VirtualCluster([LearnerSpec("a")], layout=LAYOUT, step=step)
+    with pytest.raises(RuntimeError, match="may read the cluster, but not run or change it"):
+        cluster.run_until(5.0)
+    assert len(seen) == 1
 
 
 def test_nothing_is_left_of_a_cluster() -> None:

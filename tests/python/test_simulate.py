@@ -86,8 +86,23 @@ def test_a_bad_scenario_is_refused(tmp_path: Path) -> None:
     file.write_text("{}")
     done = run("--replay", file)
     assert done.returncode == 2
-    assert "scenario" in done.stderr
+    assert "key 'schema' not found" in done.stderr
+    assert "json.exception" not in done.stderr
+    file.write_text('{"schema": ')
+    assert "no JSON; it goes wrong at byte 12" in run("--replay", file).stderr
+    scenario = json.loads(_C.random_scenario(1, False))
+    file.write_text(json.dumps(scenario | {"merge_s": "long"}))
+    assert "a value is not of its type: type must be number, but is string" in run("--replay", file).stderr
     assert run("--replay", tmp_path / "nothing.json").returncode == 2
+
+
+def test_the_report_on_stdout_is_alone_there() -> None:
+    done = run("--events", 1000, "--json", "-")
+    assert json.loads(done.stdout)["events"] >= 1000
+    assert "no invariant was violated" in done.stderr
+    done = run("--events", 1000, "--json", "-", "--shrink")
+    assert done.returncode == 2
+    assert "--json expects a file, got -" in done.stderr
 
 
 def test_the_same_seed_gives_the_same_report() -> None:

@@ -15,7 +15,7 @@ MergeRule merge_rule(const std::string& text) {
                                   text));
   }
   try {
-    return {std::regex(text.substr(0, equals)), kind == "rda" ? MergeKind::kRda : MergeKind::kMean};
+    return {text, std::regex(text.substr(0, equals)), kind == "rda" ? MergeKind::kRda : MergeKind::kMean};
   } catch (const std::regex_error& error) {
     throw ConfigError(fmt::format("merge_overrides must have a regular expression (ECMAScript) before \"={}\", got \"{}\": {}",
                                   kind, text.substr(0, equals), error.what()));

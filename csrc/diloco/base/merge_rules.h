@@ -10,7 +10,8 @@
 namespace diloco {
 
 struct MergeRule {
-  std::regex name;  // searched for anywhere in a tensor's name
+  std::string text;  // "REGEX=mean"
+  std::regex name;   // searched for anywhere in a tensor's name
   MergeKind merge = MergeKind::kMean;
 };
 

@@ -76,6 +76,27 @@ void check_outer(const Settings& s) {
           "outer_delay_c must be at most 1 / outer_delay ({}), got {}", 1.0 / s.outer_delay, s.outer_delay_c);
 }
 
+// A setting that was given, is not its default, and that nothing would read.
+void check_used(const Settings& s) {
+  const struct {
+    const char* name;
+    bool used;
+    const char* where;
+  } table[] = {
+      {"outer_delay", s.outer_optimizer == OuterKind::kDelayedNesterov, "outer_optimizer = delayed_nesterov"},
+      {"outer_beta2", s.outer_optimizer == OuterKind::kAdam, "outer_optimizer = adam"},
+      {"outer_epsilon", s.outer_optimizer == OuterKind::kAdam, "outer_optimizer = adam"},
+      {"blend_alpha", s.adopt == Adopt::kBlend, "adopt = blend"},
+      {"max_carry_steps", s.adopt == Adopt::kRebase, "adopt = rebase"},
+      {"grace_gamma", s.grace == Grace::kAdaptive, "grace = adaptive"},
+  };
+  const Settings defaults;
+  for (const auto& one : table) {
+    require(one.used || !s.given.contains(one.name) || s.get(one.name) == defaults.get(one.name),
+            "{} is used only with {}, got {} = {} without it; leave it out", one.name, one.where, one.name, s.get(one.name));
+  }
+}
+
 void check_wire(const Settings& s) {
   require(s.credit_window_bytes >= s.chunk_bytes, "credit_window_bytes must be at least chunk_bytes ({}), got {}",
           s.chunk_bytes, s.credit_window_bytes);
@@ -97,6 +118,7 @@ void Settings::validate() const {
     check_quorum(*this);
     merge_rules(merge_overrides);
     check_outer(*this);
+    check_used(*this);
     check_wire(*this);
   } catch (const ConfigError& error) {
     if (preset == Preset::kNone) throw;

@@ -30,6 +30,7 @@ struct SentImage {
   Staged staged;
   std::uint64_t steps_at_to = 0;  // the learner's step count at `to`
   std::uint64_t tag = 0;          // of the transfer
+  std::uint64_t round = 0;        // of the PULL it answers
   bool gone = false;              // has left completely
 };
 

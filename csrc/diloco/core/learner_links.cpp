@@ -115,8 +115,9 @@ void LearnerCore::Impl::lose(ShardLink& link, const std::string& why, bool at_on
   ++link.failures;
   if (!link.told_away) {
     link.told_away = true;
-    log(LogLevel::kWarning, fmt::format("no {} ({}); training goes on locally and it is tried again by itself",
-                                        name_of(link), why));
+    const char* meanwhile = settings.mode == Mode::kLockstep ? "in lockstep training waits for it"
+                                                             : "training goes on locally";
+    log(LogLevel::kWarning, fmt::format("no {} ({}); {}, and it is tried again by itself", name_of(link), why, meanwhile));
   }
 }
 

@@ -18,11 +18,15 @@ void LearnerCore::Impl::on_pull(ShardLink& link, const Header& header, const Pul
     if (!fragment.adopting) send_anchor(pull.fragment);
     return pump(link);
   }
-  // What the syncer neither holds nor can still receive will never be merged.
+  // What the syncer neither holds nor can still receive will never be merged. An answer to this very PULL, repeated on
+  // the way, can.
   std::erase_if(fragment.sent, [&](const SentImage& image) {
-    return image.gone && (pull.held_to == 0 || image.staged.to < pull.held_to);
+    return image.gone && image.staged.to < pull.held_to;
   });
-  if (pull.held_to == 0) shrink_limbo(pull.fragment, DiscardReason::kOverwritten);
+  if (pull.held_to == 0) {
+    std::erase_if(fragment.sent, [&](const SentImage& image) { return image.gone && image.round < pull.round; });
+    shrink_limbo(pull.fragment, DiscardReason::kOverwritten);
+  }
   fragment.pull = pull;
   answer(pull.fragment);
   miss_if_in_limbo(pull.fragment);
@@ -57,8 +61,6 @@ void LearnerCore::Impl::answer(FragmentId p) {
   begin.to = staged.to;
   begin.c_steps = staged.steps;
   begin.clock = staged.clock;
-  fragment.pull.reset();
-
   Transfer transfer;
   transfer.fragment = p;
   transfer.kind = PayloadKind::kContribution;
@@ -67,7 +69,8 @@ void LearnerCore::Impl::answer(FragmentId p) {
   transfer.image = {staged.bytes, 0, {}};
   transfer.total = staged.bytes->size();
   transfer.tag = next_tag++;
-  fragment.sent.push_back({staged, fragment.from_steps + staged.steps, transfer.tag, false});
+  fragment.sent.push_back({staged, fragment.from_steps + staged.steps, transfer.tag, begin.round, false});
+  fragment.pull.reset();
   if (const auto replaced = link.uplink.push(std::move(transfer))) {
     std::erase_if(fragment.sent, [&](const SentImage& image) { return image.tag == *replaced; });
   }

@@ -84,12 +84,15 @@ void SyncerCore::Impl::on_hello(PeerId peer, const Header& header, Bytes payload
     }
     if (life->tombstoned) return reject(peer, "superseded", life->tombstone);
   }
-  if (session_of(peer)) {
-    end_session(session_of(peer)->id, "said HELLO again", false);
+  // Who comes back is alive: a newcomer of its name that waits for the end of its session is refused first.
+  if (const Session* before = session_of(peer)) {
+    if (before->account->incarnation == header.incarnation) resolve_pending(before->id, true);
+    end_session(before->id, "said HELLO again", false);
   }
   for (auto& [id, session] : sessions) {
     if (session.control == 0 || session.account->learner != hello->learner_id) continue;
     if (session.account->incarnation == header.incarnation) {
+      resolve_pending(id, true);
       end_session(id, "reconnected", true);
       break;
     }
@@ -156,6 +159,11 @@ void SyncerCore::Impl::set_layout(const Layout& given) {
     text += fmt::format(", {} of them on this shard, {} of {}", owned_fragments(), options.shard, options.shards);
   }
   log(LogLevel::kInfo, text);
+  if (settings.merge_overrides == Settings{}.merge_overrides) return;  // common names, which few models have all of
+  for (const auto& rule : unmatched_rules(*layout, settings)) {
+    log(LogLevel::kWarning, fmt::format("merge_overrides: \"{}\" matches no parameter of this model, such as '{}'; rules are "
+                                        "separated by semicolons", rule, layout->tensors.front().name));
+  }
 }
 
 void SyncerCore::Impl::bump_epoch(std::uint64_t at_least) {

@@ -82,5 +82,7 @@ MergeResult run_merge(const MergeJob& job);
 // settings.merge for tensors of at least two dimensions and the mean for the rest. Throws ConfigError if the rules
 // cannot be read.
 std::vector<bool> rda_segments(const Layout& layout, const PayloadLayout& payload, const Settings& settings);
+// Texts of the rules of settings.merge_overrides that match no tensor.
+std::vector<std::string> unmatched_rules(const Layout& layout, const Settings& settings);
 
 }  // namespace diloco

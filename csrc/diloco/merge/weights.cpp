@@ -44,4 +44,14 @@ std::vector<bool> rda_segments(const Layout& layout, const PayloadLayout& payloa
   return use;
 }
 
+std::vector<std::string> unmatched_rules(const Layout& layout, const Settings& settings) {
+  std::vector<std::string> texts;
+  for (const MergeRule& rule : merge_rules(settings.merge_overrides)) {
+    const bool any = std::any_of(layout.tensors.begin(), layout.tensors.end(),
+                                 [&](const TensorSpec& tensor) { return matches(tensor, rule.name); });
+    if (!any) texts.push_back(rule.text);
+  }
+  return texts;
+}
+
 }  // namespace diloco

@@ -69,7 +69,10 @@ void choose_settings(Scenario& s) {
   set["outer_lr"] = fmt::format("{}", rounded(random.uniform(0.3, 1.0)));
   set["adopt"] = one_of(random, "rebase", "rebase", "overwrite", "blend");
   if (set["adopt"] == "blend") set["blend_alpha"] = fmt::format("{}", rounded(random.uniform(0.0, 0.95)));
-  if (random.chance(0.3)) set["max_carry_steps"] = std::to_string(every + random.below(3 * every));
+  if (random.chance(0.3)) {
+    const auto carry = every + random.below(3 * every);
+    if (set["adopt"] == "rebase") set["max_carry_steps"] = std::to_string(carry);
+  }
   set["wire_dtype"] = one_of(random, "f32", "bf16");
   set["downlink_dtype"] = one_of(random, "f32", "bf16", "param");
   const std::uint64_t chunk = 64ull << (random.chance(0.6) ? 0 : random.below(4));

@@ -30,6 +30,13 @@ std::size_t index_of(const std::array<const char*, N>& names, const std::string&
   return static_cast<std::size_t>(at - names.begin());
 }
 
+// Without the library's own number of the error.
+std::string plain(const json::exception& error) {
+  const std::string text = error.what();
+  const auto end = text.find("] ");
+  return end == std::string::npos ? text : text.substr(end + 2);
+}
+
 json learner_json(const LearnerSpec& spec) {
   json out = {{"id", spec.id}, {"step_s", spec.step_s}, {"start_s", spec.start_s}, {"tokens_per_step", spec.tokens_per_step},
               {"target", spec.target}, {"jitter", spec.jitter}, {"token_jitter", spec.token_jitter}};
@@ -99,8 +106,12 @@ Scenario scenario_from_json(const std::string& text) {
       if (s.faults.back().shard >= s.shards) throw ConfigError("scenario: a fault names a shard that is not there");
     }
     return s;
+  } catch (const json::parse_error& error) {
+    throw ConfigError(fmt::format("scenario: this is no JSON; it goes wrong at byte {}", error.byte));
+  } catch (const json::out_of_range& error) {
+    throw ConfigError("scenario: " + plain(error) + "; `diloco simulate cluster --shrink` prints a whole one");
   } catch (const json::exception& error) {
-    throw ConfigError(std::string("scenario: ") + error.what());
+    throw ConfigError("scenario: a value is not of its type: " + plain(error));
   }
 }
 
