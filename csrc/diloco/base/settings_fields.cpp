@@ -129,7 +129,8 @@ std::vector<Field> make_fields() {
              "balanced: fragments of equal size. layer: neighbouring layers together. strided: layers dealt out in turn "
              "(Streaming DiLoCo). tensor: tensors dealt out in turn."),
       number("max_inflight", &S::max_inflight, "rounds", at_least(0),
-             "Rounds open at a time. 0: as many as the measured round time asks for."),
+             "With mode = decoupled: rounds open at a time. 0: as many as the measured round time asks for. In lockstep all "
+             "that are due."),
       number("min_quorum", &S::min_quorum, "learners", at_least(1),
              "Contributions needed before a round may be merged (K). With fewer learners the syncer waits and says so."),
       choice("grace", &S::grace, kGraces,

@@ -89,6 +89,7 @@ void check_used(const Settings& s) {
       {"blend_alpha", s.adopt == Adopt::kBlend, "adopt = blend"},
       {"max_carry_steps", s.adopt == Adopt::kRebase, "adopt = rebase"},
       {"grace_gamma", s.grace == Grace::kAdaptive, "grace = adaptive"},
+      {"max_inflight", s.mode == Mode::kDecoupled, "mode = decoupled"},  // lockstep waits for all due rounds in any case
   };
   const Settings defaults;
   for (const auto& one : table) {

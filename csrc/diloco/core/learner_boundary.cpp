@@ -8,13 +8,18 @@
 namespace diloco {
 
 void LearnerCore::Impl::on_boundary(const Boundary& boundary) {
-  in_boundary = true;
   ++steps;
   ++clock;
   tokens += boundary.tokens;
   lr = boundary.lr;
   actions.push_back(Progress{tokens});
-  for (FragmentId p = 0; p < fragments.size(); ++p) stage(p);
+  for (FragmentId p = 0; p < fragments.size(); ++p) {
+    // With work that is not to be sent it expects nothing: it would hold for a round that waits for it.
+    const bool on_schedule = settings.mode == Mode::kLockstep && !fragments[p].readopt &&
+                             lockstep_stages_at(p, clock, settings, plan->size());
+    fragments[p].expecting = fragments[p].expecting || on_schedule;
+    stage(p);
+  }
 }
 
 // Refreshes the host copy of a fragment that will be asked for, or has been.
@@ -24,7 +29,6 @@ void LearnerCore::Impl::stage(FragmentId p) {
   const bool on_schedule = lockstep && lockstep_stages_at(p, clock, settings, plan->size());
   const bool late = lockstep && fragment.pull && fragment.pull->clock <= clock && !fragment.staged;
   const bool wanted = lockstep ? on_schedule || late : fragment.armed || fragment.pull;
-  if (on_schedule) fragment.expecting = true;
   // Work sent and then overwritten here must be settled first, or two accounts of the same fragment would be open.
   if (fragment.limbo_from < fragment.limbo_to) return;
   const std::uint64_t epoch = link_of(p).epoch;
@@ -95,12 +99,15 @@ bool LearnerCore::Impl::wants_adoption(FragmentId p) const {
 
 void LearnerCore::Impl::on_recheck() {
   holding = false;
+  for (FragmentId p = 0; p < fragments.size(); ++p) holding = holding || must_hold(p);
+  if (!holding) return adopt_ready();
+  // Rounds that are late (of who has just joined, after a restart of the syncer, with max_inflight) go on meanwhile: those
+  // waited for may not open before them.
   for (FragmentId p = 0; p < fragments.size(); ++p) {
-    if (!must_hold(p)) continue;
-    holding = true;
-    if (fragments[p].pull && !fragments[p].staging) stage(p);  // joined after the staging clock had passed
+    LearnerFragment& fragment = fragments[p];
+    if (fragment.pull && !fragment.staging) stage(p);
+    if (!fragment.staging && !fragment.adopting && wants_adoption(p)) adopt(p);
   }
-  if (!holding) adopt_ready();
 }
 
 void LearnerCore::Impl::adopt_ready() {
@@ -252,7 +259,6 @@ void LearnerCore::Impl::readopt(FragmentId p) {
 }
 
 void LearnerCore::Impl::on_adopts_done() {
-  in_boundary = false;
   for (FragmentId p = 0; p < fragments.size(); ++p) {
     LearnerFragment& fragment = fragments[p];
     if (!std::exchange(fragment.adopting, false)) continue;

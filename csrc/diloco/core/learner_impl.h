@@ -30,6 +30,7 @@ struct SentImage {
   Staged staged;
   std::uint64_t steps_at_to = 0;  // the learner's step count at `to`
   std::uint64_t tag = 0;          // of the transfer
+  SessionId session = 0;          // in which it was sent
   std::uint64_t round = 0;        // of the PULL it answers
   bool gone = false;              // has left completely
 };
@@ -185,7 +186,6 @@ struct LearnerCore::Impl {
   double lr = 0.0;
   Clock run_clock = 0;
   std::uint64_t run_tokens = 0;
-  bool in_boundary = false;
   bool holding = false;
   std::optional<TimePoint> closing;
   bool closed = false;

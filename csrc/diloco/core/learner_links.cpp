@@ -270,7 +270,7 @@ void LearnerCore::Impl::on_welcome(ShardLink& link, const Header& header, Bytes 
   for (FragmentId p = 0; p < fragments.size(); ++p) {
     // The same life of the syncer says what it still holds. Another life will tell with its first version what the
     // recovered weights contain; until then nothing is known.
-    if (!serves(link, p) || header.epoch != link.session_epoch) continue;
+    if (!serves(link, p) || header.epoch != link.epoch) continue;
     std::erase_if(fragments[p].sent, [&](const SentImage& image) {
       return image.staged.base.epoch == header.epoch && image.staged.to > welcome->merged_to[p] &&
              std::find(welcome->held.begin(), welcome->held.end(), std::pair(p, image.staged.to)) == welcome->held.end();

@@ -24,7 +24,9 @@ void LearnerCore::Impl::on_pull(ShardLink& link, const Header& header, const Pul
     return image.gone && image.staged.to < pull.held_to;
   });
   if (pull.held_to == 0) {
-    std::erase_if(fragment.sent, [&](const SentImage& image) { return image.gone && image.round < pull.round; });
+    std::erase_if(fragment.sent, [&](const SentImage& image) {
+      return image.gone && (image.session != link.session || image.round < pull.round);
+    });
     shrink_limbo(pull.fragment, DiscardReason::kOverwritten);
   }
   fragment.pull = pull;
@@ -69,7 +71,7 @@ void LearnerCore::Impl::answer(FragmentId p) {
   transfer.image = {staged.bytes, 0, {}};
   transfer.total = staged.bytes->size();
   transfer.tag = next_tag++;
-  fragment.sent.push_back({staged, fragment.from_steps + staged.steps, transfer.tag, begin.round, false});
+  fragment.sent.push_back({staged, fragment.from_steps + staged.steps, transfer.tag, link.session, begin.round, false});
   fragment.pull.reset();
   if (const auto replaced = link.uplink.push(std::move(transfer))) {
     std::erase_if(fragment.sent, [&](const SentImage& image) { return image.tag == *replaced; });
@@ -155,8 +157,12 @@ void LearnerCore::Impl::on_verdict(const Verdict& verdict) {
   });
   if (verdict.from == fragment.limbo_from) shrink_limbo(verdict.fragment, verdict.reason);
   if (!verdict.readopt) return;
-  // NaN in one fragment has reached all others through the forward pass: take everything again.
-  for (auto& other : fragments) other.readopt = verdict.reason;
+  // NaN in one fragment has reached all others through the forward pass: take everything again. In lockstep without waiting
+  // for a round first, which may wait for this learner: it answers with what it does from the clean weights.
+  for (auto& other : fragments) {
+    other.readopt = verdict.reason;
+    other.expecting = false;
+  }
   log(LogLevel::kError, fmt::format("the syncer refused fragment {} of this learner: {}; the global weights are "
                                     "taken again at the next step, with fresh optimizer state", verdict.fragment, verdict.text));
 }

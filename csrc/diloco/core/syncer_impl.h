@@ -248,6 +248,7 @@ struct SyncerCore::Impl {
   void count_missed(const Round& round);
   void check_rounds();
   void close_round(Round& round, const std::string& reason);
+  void collect_again(Round& round);
   void on_merge_done(const MergeDone& done);
   RoundView view_of(const Round& round) const;
   std::vector<LearnerPace> pace() const;

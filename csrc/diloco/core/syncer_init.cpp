@@ -132,7 +132,7 @@ void SyncerCore::Impl::on_init_done(const InitDone& done) {
   slot.state = std::move(state);
   slot.image = done.result.image;
   slot.origin = base;
-  slot.clock = begin.clock;
+  slot.clock = std::max(slot.clock, begin.clock);
   slot.due = std::max(slot.due, begin.clock > 0 ? next_due_clock(p, begin.clock) : Clock{0});
   for (const auto& [incarnation, to] : begin.merged) {
     // The bytes contain these intervals; nothing before `to` may be merged again, nothing after it has been.

@@ -149,7 +149,8 @@ RoundView SyncerCore::Impl::view_of(const Round& round) const {
     const bool lockstep = settings.mode == Mode::kLockstep;
     if (round.waiting.contains(id) && (lockstep || !stalled(session))) ++view.waited_for;
     // In lockstep a learner that has not reached the clock yet is waited for too.
-    if (lockstep && !round.pulled.contains(session.account->learner) && session.steps > 0) ++view.waited_for;
+    const bool there = round.pulled.contains(session.account->learner) || session.account->mailbox[round.fragment];
+    if (lockstep && !there && session.steps > 0) ++view.waited_for;
   }
   return view;
 }
@@ -229,6 +230,19 @@ void SyncerCore::Impl::close_round(Round& round, const std::string& reason) {
   actions.push_back(RunMerge{id, std::move(job)});
 }
 
+// A round whose merge came to nothing. With trigger = arrival its one member was all there was.
+void SyncerCore::Impl::collect_again(Round& round) {
+  round.members.clear();
+  round.weights.clear();
+  round.phase = RoundPhase::kCollecting;
+  round.quorum_at.reset();
+  round.deadline.reset();
+  round.pulled.clear();
+  if (round.only == 0) return;
+  slots[round.fragment].open_round = 0;
+  rounds.erase(round.id);
+}
+
 void SyncerCore::Impl::on_merge_done(const MergeDone& done) {
   const auto it = jobs.find(done.job);
   if (it == jobs.end()) return;
@@ -236,6 +250,16 @@ void SyncerCore::Impl::on_merge_done(const MergeDone& done) {
   jobs.erase(it);
   Round& round = rounds.at(info.round);
   const FragmentId p = round.fragment;
+  if (round.members.front().begin.base.epoch != epoch) {
+    // The epoch has changed meanwhile: work on versions of an earlier one is not merged, as its learners have been told.
+    const std::vector<Contribution> members = std::move(round.members);
+    for (const auto& member : members) accounts.at(member.incarnation).merged_in[p] = {};
+    collect_again(round);
+    for (const auto& member : members) {
+      refuse(member.learner, member.incarnation, member.begin, DiscardReason::kStale, false, "the epoch has changed");
+    }
+    return;
+  }
   if (!done.result.ok) {
     // The next state would not be finite: nothing was replaced. Drop the largest and collect again.
     const Contribution worst = round.members.at(done.result.largest_member);
@@ -245,27 +269,13 @@ void SyncerCore::Impl::on_merge_done(const MergeDone& done) {
       auto& held = account.mailbox[p];
       if (member.incarnation != worst.incarnation && !held && !account.tombstoned) held = std::move(member);
     }
-    round.members.clear();
-    round.weights.clear();
-    round.phase = RoundPhase::kCollecting;
-    round.quorum_at.reset();
-    round.deadline.reset();
-    round.pulled.clear();
-    if (round.only != 0) {  // it was all there was
-      slots[p].open_round = 0;
-      rounds.erase(info.round);
-    }
+    collect_again(round);
     refuse(worst.learner, worst.incarnation, worst.begin, DiscardReason::kNonfinite, true,
            "merging it would make the global weights infinite");
     return;
   }
   round.result = done.result;
   round.phase = RoundPhase::kPersisting;
-  if (round.result.next->version.epoch != epoch) {
-    auto renamed = std::make_shared<FragmentState>(*round.result.next);
-    renamed->version.epoch = epoch;
-    round.result.next = std::move(renamed);
-  }
   nlohmann::json members = nlohmann::json::array();
   for (std::size_t i = 0; i < round.members.size(); ++i) {
     const Contribution& member = round.members[i];

@@ -22,7 +22,9 @@ bool SyncerCore::Impl::eligible(const Session& session, FragmentId p) const {
     if (info.fragment == p && info.contribution.incarnation == account.incarnation) return false;
   }
   // Work that overwriting threw away after it was sent is not part of a newer copy: merge what lies here first.
+  // In lockstep nobody makes more than what is held while the round is open.
   const auto& held = account.mailbox[p];
+  if (held && settings.mode == Mode::kLockstep) return false;
   if (held && (held->given_up || (settings.adopt != Adopt::kRebase && held->begin.base != adopted))) return false;
   return true;
 }

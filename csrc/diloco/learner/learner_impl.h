@@ -69,7 +69,7 @@ struct Learner::Impl {
   void stage_all();
   std::uint32_t adopt_all();
   // Lockstep only. Returns when the due fragments are here; `interrupted` may throw.
-  void hold(std::unique_lock<std::mutex>& lock, const std::function<void()>& interrupted);
+  std::uint32_t hold(std::unique_lock<std::mutex>& lock, const std::function<void()>& interrupted);
   void wake_if_needed();
 
   // ---- the I/O thread (io_thread.cpp) ----

@@ -27,7 +27,9 @@ std::uint32_t Learner::Impl::adopt_all() {
   return count;
 }
 
-void Learner::Impl::hold(std::unique_lock<std::mutex>& lock, const std::function<void()>& interrupted) {
+// The fragments that were adopted meanwhile.
+std::uint32_t Learner::Impl::hold(std::unique_lock<std::mutex>& lock, const std::function<void()>& interrupted) {
+  std::uint32_t adopted = 0;
   while (core->holding()) {
     // Whoever joined after a staging clock stages while it waits.
     if (!stages.empty()) {
@@ -35,6 +37,14 @@ void Learner::Impl::hold(std::unique_lock<std::mutex>& lock, const std::function
       stage_all();
       lock.lock();
       feed(StagesDone{});
+      continue;
+    }
+    if (!adoptions.empty()) {
+      lock.unlock();
+      adopted += adopt_all();
+      lock.lock();
+      feed(AdoptsDone{});
+      feed(Recheck{});
       continue;
     }
     throw_if_failed();
@@ -48,6 +58,7 @@ void Learner::Impl::hold(std::unique_lock<std::mutex>& lock, const std::function
     }
     feed(Recheck{});
   }
+  return adopted;
 }
 
 void Learner::Impl::boundary(const Boundary& event, const std::function<void()>& interrupted, BoundaryResult* result) {
@@ -63,14 +74,14 @@ void Learner::Impl::boundary(const Boundary& event, const std::function<void()>&
     std::unique_lock lock(mutex);
     feed(StagesDone{});
     try {
-      hold(lock, interrupted);
+      result->adopted = hold(lock, interrupted);
     } catch (...) {
       // What the core handed out is adopted before the caller hears of it, so both sides agree on the versions.
       interruption = std::current_exception();
     }
     if (interruption && !lock.owns_lock()) lock.lock();
   }
-  result->adopted = adopt_all();
+  result->adopted += adopt_all();
   {
     const std::lock_guard lock(mutex);
     feed(AdoptsDone{});

@@ -55,7 +55,7 @@ struct Decision {
 };
 Decision decide(const RoundView& round, const Settings& settings, TimePoint now);
 
-// Open rounds at a time: settings.max_inflight, or ceil(P/H * round time / xi_step) + 1.
+// Open rounds at a time: settings.max_inflight, or ceil(P/H * round time / xi_step) + 1; in lockstep all that are due.
 std::uint32_t inflight_limit(const Settings& settings, std::uint32_t num_fragments, Seconds round_s, Seconds xi_step);
 
 }  // namespace diloco

@@ -147,6 +147,7 @@ void Cluster::Impl::finish_boundary(std::size_t i) {
     }
     if (!node.holding) node.hold_since = now;
     node.holding = true;
+    feed_learner(i, AdoptsDone{});  // of rounds that were late
     return;
   }
   if (node.holding) node.longest_hold = std::max(node.longest_hold, now - node.hold_since);

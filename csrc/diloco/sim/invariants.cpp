@@ -78,6 +78,7 @@ void ShardInvariants::starts() {
   for (const FragmentId p : at.own) {
     FragmentBooks& fragment = at.fragments[p];
     fragment.newest = fragment.newest_before = {};
+    fragment.clock = 0;
     fragment.state.reset();
     fragment.round.reset();
     fragment.closing.reset();

@@ -100,6 +100,7 @@ struct FragmentBooks {
   std::uint64_t theta_hash = 0;
   bool replaced = false;                 // in this event, with a reason
   Clock due = 0;
+  Clock clock = 0;                       // published last in this life of its shard
   struct Published {
     std::uint64_t hash = 0;              // of the image
     Clock clock = 0;                     // of its round

@@ -1,4 +1,4 @@
-// due_merged, no_starvation: as long as K learners run with working links, every fragment of every shard that runs is merged in
+// due_merged, no_starvation: as long as K learners (in lockstep: all) run with working links, every fragment of every shard that runs is merged in
 // bounded time; and whoever does is merged into every one of them in bounded time.
 #include <algorithm>
 
@@ -23,7 +23,9 @@ void RunBooks::set_well(TimePoint& since, bool well) {
   since = well ? now : kNever;
   std::vector<TimePoint> sorted = well_since;
   std::sort(sorted.begin(), sorted.end());
-  quorum_well_since = sorted.size() < settings.min_quorum ? kNever : sorted[settings.min_quorum - 1];
+  const std::size_t needed =
+      settings.mode == Mode::kLockstep ? std::max<std::size_t>(sorted.size(), settings.min_quorum) : settings.min_quorum;
+  quorum_well_since = sorted.size() < needed ? kNever : sorted[needed - 1];
 }
 
 // From the settings and the network: periods of the slowest learner, the whole model over the narrowest link, and the time
@@ -51,7 +53,7 @@ Seconds RunBooks::patience() const {
 // One fragment and one learner an event, by turns.
 void RunBooks::check_progress() {
   // Huge weights that are finite are a model that has diverged: nothing can be merged into it any more.
-  if (fragments.empty() || settings.mode != Mode::kDecoupled || huge_values) return;
+  if (fragments.empty() || huge_values) return;
   if (patience_s < 0.0) patience_s = patience();
   const std::size_t pairs = fragments.size() * well_since.size();
   const std::size_t pair = event % pairs;

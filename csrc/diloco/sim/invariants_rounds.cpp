@@ -159,12 +159,15 @@ void ShardInvariants::runs_merge(const RunMerge& merge, const MergeResult& resul
   at.check_merge(merge.merge, result, p);
 }
 
-// If the sum was not finite its members lie in their mailboxes again, without the largest.
+// If the sum was not finite its members lie in their mailboxes again, without the largest. If the epoch has changed since
+// the round closed, they are refused.
 void ShardInvariants::merge_done(JobId job) {
   for (const FragmentId p : impl_->own) {
     FragmentBooks& books = impl_->fragments[p];
-    if (!books.closing || books.closing->job != job || books.closing->ok) continue;
-    for (std::size_t i = 0; i < books.closing->members.size(); ++i) {
+    if (!books.closing || books.closing->job != job) continue;
+    const bool outdated = books.closing->members.front().second.base.epoch != impl_->epoch;
+    if (books.closing->ok && !outdated) continue;
+    for (std::size_t i = 0; i < books.closing->members.size() && !outdated; ++i) {
       auto& [life, copy] = books.closing->members[i];
       auto& mailbox = life->shares[p].mailbox;
       if (i != books.closing->worst && !mailbox && !impl_->tombs.contains(life->incarnation)) mailbox = copy;
@@ -356,6 +359,7 @@ void ShardInvariants::Impl::publish(FragmentId p, Version version, std::uint64_t
                                       to_string(books.newest)));
   }
   books.newest = version;
+  books.clock = clock;
   books.replaced = true;
   books.contained.clear();
   for (const auto& [incarnation, life] : lives) {
@@ -394,7 +398,7 @@ void ShardInvariants::Impl::on_init(const nlohmann::json& line) {
   const FragmentId p = line["fragment"];
   FragmentBooks& books = fragments.at(p);
   if (books.round) fail("one_round", fmt::format("fragment {} gets first weights while a round is open", p));
-  publish(p, version_of(line), books.anchor_image_hash, books.anchor_clock);
+  publish(p, version_of(line), books.anchor_image_hash, std::max(books.clock, books.anchor_clock));
   if (books.anchor_clock > 0) books.due = std::max(books.due, due_after(p, books.anchor_clock));
 }
 

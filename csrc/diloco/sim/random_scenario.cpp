@@ -41,7 +41,8 @@ void choose_settings(Scenario& s) {
   set["mode"] = lockstep ? "lockstep" : "decoupled";
   if (lockstep) set["offsets"] = one_of(random, "staggered", "streaming");
   set["fragmenter"] = one_of(random, "balanced", "layer", "strided", "tensor");
-  set["max_inflight"] = std::to_string(random.chance(0.6) ? 0 : 1 + random.below(3));
+  const auto inflight = random.chance(0.6) ? 0 : 1 + random.below(3);
+  if (!lockstep) set["max_inflight"] = std::to_string(inflight);
   set["min_quorum"] = std::to_string(arrival ? 1 : 1 + random.below(std::min<std::size_t>(3, s.learners.size())));
   set["grace"] = arrival ? "none" : one_of(random, "adaptive", "adaptive", "adaptive", "fixed", "none");
   if (arrival) {

@@ -140,6 +140,9 @@ Outcome run_scenario(const Scenario& scenario, std::uint64_t max_events, bool ke
   outcome.faults = script.begun();
   outcome.lines = cluster.log_lines();
   outcome.lines.insert(outcome.lines.end(), cluster.records().begin(), cluster.records().end());
+  for (std::uint32_t shard = 0; keep_lines && shard < scenario.shards; ++shard) {
+    if (const SyncerCore* syncer = cluster.syncer(shard)) outcome.lines.push_back(syncer->status_json(cluster.now()));
+  }
   return outcome;
 }
 

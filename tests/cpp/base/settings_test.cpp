@@ -147,6 +147,7 @@ TEST(Settings, CombinationsWithoutSenseNameBothSides) {
       {{{"blend_alpha", "0.9"}}, "blend_alpha is used only with adopt = blend"},
       {{{"adopt", "overwrite"}, {"max_carry_steps", "48"}}, "max_carry_steps is used only with adopt = rebase"},
       {{{"grace", "none"}, {"grace_gamma", "0.5"}}, "grace_gamma is used only with grace = adaptive"},
+      {{{"mode", "lockstep"}, {"max_inflight", "2"}}, "max_inflight is used only with mode = decoupled"},
       {{{"outer_optimizer", "nesterov"}}, "outer_optimizer = nesterov needs outer_momentum above 0, got 0"},
       {{{"credit_window_bytes", "100"}}, "credit_window_bytes must be at least chunk_bytes (1048576), got 100"},
       {{{"heartbeat_interval_s", "3"}}, "heartbeat_timeout_s must be at least twice heartbeat_interval_s (3), got 5"},
