@@ -14,10 +14,10 @@ void LearnerCore::Impl::on_boundary(const Boundary& boundary) {
   lr = boundary.lr;
   actions.push_back(Progress{tokens});
   for (FragmentId p = 0; p < fragments.size(); ++p) {
-    // With work that is not to be sent it expects nothing: it would hold for a round that waits for it.
-    const bool on_schedule = settings.mode == Mode::kLockstep && !fragments[p].readopt &&
-                             lockstep_stages_at(p, clock, settings, plan->size());
-    fragments[p].expecting = fragments[p].expecting || on_schedule;
+    // Without weights yet, or with work that is not to be sent, it expects nothing: it would hold for who waits for it.
+    LearnerFragment& fragment = fragments[p];
+    const bool takes_part = settings.mode == Mode::kLockstep && !fragment.readopt && !fragment.adopted.none();
+    if (takes_part && lockstep_stages_at(p, clock, settings, plan->size())) fragment.expecting = clock;
     stage(p);
   }
 }
@@ -93,7 +93,8 @@ bool LearnerCore::Impl::must_hold(FragmentId p) const {
 bool LearnerCore::Impl::wants_adoption(FragmentId p) const {
   const LearnerFragment& fragment = fragments[p];
   if (!fragment.ready || fragment.anchor_sending) return false;
-  if (settings.mode != Mode::kLockstep || !fragment.expecting) return true;
+  // Those of a round that was late may be waited for.
+  if (settings.mode != Mode::kLockstep || !fragment.expecting || fragment.ready->clock < *fragment.expecting) return true;
   return lockstep_adopts_at(p, clock, settings, plan->size());  // in lockstep the adoption step is the scheduled one
 }
 
@@ -236,7 +237,7 @@ void LearnerCore::Impl::adopt(FragmentId p) {
   fragment.merged_table = image.merged;
   fragment.adopted = image.version;
   fragment.adopting = true;
-  fragment.expecting = false;
+  fragment.expecting.reset();
   clock = std::max(clock, image.clock);
   fragment.ready.reset();
   link_of(p).unreported.push_back({p, fragment.adopted});

@@ -161,7 +161,7 @@ void LearnerCore::Impl::on_verdict(const Verdict& verdict) {
   // for a round first, which may wait for this learner: it answers with what it does from the clean weights.
   for (auto& other : fragments) {
     other.readopt = verdict.reason;
-    other.expecting = false;
+    other.expecting.reset();
   }
   log(LogLevel::kError, fmt::format("the syncer refused fragment {} of this learner: {}; the global weights are "
                                     "taken again at the next step, with fresh optimizer state", verdict.fragment, verdict.text));

@@ -54,6 +54,8 @@ Seconds RunBooks::patience() const {
 void RunBooks::check_progress() {
   // Huge weights that are finite are a model that has diverged: nothing can be merged into it any more.
   if (fragments.empty() || huge_values) return;
+  // Learners in lockstep that one shard alone has lost can hold for one another's fragments.
+  if (settings.mode == Mode::kLockstep && options.shards > 1) return;
   if (patience_s < 0.0) patience_s = patience();
   const std::size_t pairs = fragments.size() * well_since.size();
   const std::size_t pair = event % pairs;
