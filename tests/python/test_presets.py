@@ -192,3 +192,25 @@ def wait_for(condition: Any) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_nan_of_one_learner_in_lockstep_stops_nobody(tmp_path: Path) -> None:
+    """What it sent is refused while all stand still; it goes on from clean weights, and the round waits for that."""
+
+    def loss(model: nn.Module, number: int) -> torch.Tensor:
+        return loss_of(model, number) * (float("nan") if number == 107 else 1.0)
+
+    models: list[nn.Module] = [small_model(), small_model()]
+    with diloco.Syncer(**LOCKSTEP, event_log=tmp_path / "events", shutdown_s=0.5) as syncer:
+        stats = train_together(syncer.endpoint, models, 20, loss)
+        status = syncer.status()
+    events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
+    refused = [event for event in events if event["event"] == "refuse"]
+    assert [(event["learner"], event["reason"]) for event in refused] == [("learner-1", "nonfinite")]
+    merges = merges_in(tmp_path / "events")
+    assert [merge["clock"] for merge in merges] == [4, 8, 12, 16, 20]
+    assert all(len(merge["members"]) == 2 for merge in merges)
+    assert merges[1]["members"][1]["steps"] == 1  # what it did from the clean weights
+    assert all(parameter.isfinite().all() for model in models for parameter in model.parameters())
+    assert [one["steps"] for one in stats] == [20, 20]
+    assert {learner["bad_payloads"] for learner in status["learners"]} == {0, 1}
