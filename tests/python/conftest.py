@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-# Models this small are slower with more threads, on a busy machine several times: OpenMP's threads spin while they wait.
+# Models this small are slower with more threads, on a busy machine many times: OpenMP's threads spin while they wait.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
