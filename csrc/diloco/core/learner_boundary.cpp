@@ -14,9 +14,9 @@ void LearnerCore::Impl::on_boundary(const Boundary& boundary) {
   lr = boundary.lr;
   actions.push_back(Progress{tokens});
   for (FragmentId p = 0; p < fragments.size(); ++p) {
-    // Without weights yet, or with work that is not to be sent, it expects nothing: it would hold for who waits for it.
+    // Without weights yet it expects nothing: it would hold for who waits for it.
     LearnerFragment& fragment = fragments[p];
-    const bool takes_part = settings.mode == Mode::kLockstep && !fragment.readopt && !fragment.adopted.none();
+    const bool takes_part = settings.mode == Mode::kLockstep && !fragment.adopted.none();
     if (takes_part && lockstep_stages_at(p, clock, settings, plan->size())) fragment.expecting = clock;
     stage(p);
   }
@@ -84,10 +84,11 @@ void LearnerCore::Impl::on_stages_done() {
   on_recheck();
 }
 
+// Not with poison in the weights: the round waits for what is done from clean ones, at the next boundary.
 bool LearnerCore::Impl::must_hold(FragmentId p) const {
   const LearnerFragment& fragment = fragments[p];
-  return settings.mode == Mode::kLockstep && fragment.expecting && !fragment.ready && !rejected && !gave_up &&
-         !closing && lockstep_adopts_at(p, clock, settings, plan->size());
+  return settings.mode == Mode::kLockstep && fragment.expecting && !fragment.ready && !fragment.readopt && !rejected &&
+         !gave_up && !closing && clock >= *fragment.expecting + settings.overlap_steps;
 }
 
 bool LearnerCore::Impl::wants_adoption(FragmentId p) const {
@@ -95,7 +96,7 @@ bool LearnerCore::Impl::wants_adoption(FragmentId p) const {
   if (!fragment.ready || fragment.anchor_sending) return false;
   // Those of a round that was late may be waited for.
   if (settings.mode != Mode::kLockstep || !fragment.expecting || fragment.ready->clock < *fragment.expecting) return true;
-  return lockstep_adopts_at(p, clock, settings, plan->size());  // in lockstep the adoption step is the scheduled one
+  return clock >= *fragment.expecting + settings.overlap_steps;  // in lockstep the adoption step is the scheduled one
 }
 
 void LearnerCore::Impl::on_recheck() {

@@ -59,7 +59,7 @@ struct LearnerFragment {
   bool adopting = false;
   bool anchor_wanted = false;    // asked for while it could not be sent
   bool anchor_sending = false;
-  std::optional<Clock> expecting;  // lockstep: was due to be staged at this clock, and is not adopted yet
+  std::optional<Clock> expecting;  // lockstep: clock of the round whose weights it will wait for, tau steps later
   std::optional<DiscardReason> readopt;
 
   // Where the newest copy that stands for the work since `start` ends; `start` if none was sent.

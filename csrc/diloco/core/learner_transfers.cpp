@@ -63,6 +63,7 @@ void LearnerCore::Impl::answer(FragmentId p) {
   begin.to = staged.to;
   begin.c_steps = staged.steps;
   begin.clock = staged.clock;
+  if (settings.mode == Mode::kLockstep) fragment.expecting = fragment.pull->clock;  // also of a round that was late
   Transfer transfer;
   transfer.fragment = p;
   transfer.kind = PayloadKind::kContribution;
@@ -157,12 +158,8 @@ void LearnerCore::Impl::on_verdict(const Verdict& verdict) {
   });
   if (verdict.from == fragment.limbo_from) shrink_limbo(verdict.fragment, verdict.reason);
   if (!verdict.readopt) return;
-  // NaN in one fragment has reached all others through the forward pass: take everything again. In lockstep without waiting
-  // for a round first, which may wait for this learner: it answers with what it does from the clean weights.
-  for (auto& other : fragments) {
-    other.readopt = verdict.reason;
-    other.expecting.reset();
-  }
+  // NaN in one fragment has reached all others through the forward pass: take everything again.
+  for (auto& other : fragments) other.readopt = verdict.reason;
   log(LogLevel::kError, fmt::format("the syncer refused fragment {} of this learner: {}; the global weights are "
                                     "taken again at the next step, with fresh optimizer state", verdict.fragment, verdict.text));
 }
