@@ -102,6 +102,11 @@ bool LearnerCore::Impl::wants_adoption(FragmentId p) const {
 void LearnerCore::Impl::on_recheck() {
   holding = false;
   for (FragmentId p = 0; p < fragments.size(); ++p) holding = holding || must_hold(p);
+  // Asked for work where it has none, it makes some first: others may hold until it has answered.
+  const bool owes_a_step = std::any_of(fragments.begin(), fragments.end(), [this](const LearnerFragment& fragment) {
+    return fragment.pull && tokens <= fragment.from;
+  });
+  if (owes_a_step) holding = false;
   if (!holding) return adopt_ready();
   // Rounds that are late (of who has just joined, after a restart of the syncer, with max_inflight) go on meanwhile: those
   // waited for may not open before them.
