@@ -56,12 +56,13 @@ def run(
 ) -> int:
     """The command. 0: nothing was violated; 1: something was, or it was slower than `floor`; 2: bad arguments."""
     from diloco._native import _C
+    from diloco.demo.report import why_unwritable
 
     try:
         if shrink and json_file == "-":
             raise ValueError("--shrink prints a scenario on stdout, so --json expects a file, got -")
-        if json_file and json_file != "-":
-            Path(json_file).open("a").close()
+        if json_file and json_file != "-" and (reason := why_unwritable(json_file)):
+            raise ValueError(f"--json {json_file} cannot be written: {reason}; choose another file")
         scenario = replay.read_text() if replay else None
         report = (
             json.loads(_C.replay_scenario(scenario)) if scenario is not None else many(events, seed, mode == "small")

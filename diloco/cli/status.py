@@ -16,14 +16,12 @@ from diloco.cli import units
 def show_status(syncer: str, json_file: Path | None, timeout_s: float) -> int:
     """Exit status: 0; 1 if nobody answers; 2 for a malformed address or a FILE that cannot be written."""
     to_stdout = json_file is not None and str(json_file) == "-"
-    if json_file is not None and not to_stdout:
-        try:
-            json_file.open("a").close()  # refused before anything is asked
-        except OSError as error:
-            return _fail(
-                f"cannot write --json {json_file}: {error.strerror}; choose a file in a folder you may write", 2
-            )
     import diloco
+    from diloco.demo.report import why_unwritable
+
+    # Refused before anything is asked.
+    if json_file is not None and not to_stdout and (reason := why_unwritable(str(json_file))):
+        return _fail(f"cannot write --json {json_file}: {reason}; choose a file in a folder you may write", 2)
 
     try:
         status = diloco.status(syncer, timeout_s)

@@ -187,6 +187,11 @@ def test_wrong_arguments() -> None:
         VirtualCluster(one, model=lambda learner: small_model().double(), step=lambda learner, module: 1)
     with pytest.raises(IndexError, match="learner 4 of 1"):
         VirtualCluster(one, layout=LAYOUT).kill_learner(4)
+    for wrong in ({"step_s": 0.0}, {"step_s": float("nan")}, {"start_s": -1.0}, {"jitter": 1.0}):
+        with pytest.raises(ValueError, match=f"learner 'a': {next(iter(wrong))} must be"):
+            VirtualCluster([LearnerSpec("a", **wrong)], layout=LAYOUT)
+    with pytest.raises(ValueError, match="delay_s, bytes_per_s and merge_s must be at least 0"):
+        VirtualCluster(one, layout=LAYOUT, delay_s=-1.0)
     for time in (float("inf"), float("nan")):
         with pytest.raises(ValueError, match="a finite time"):
             VirtualCluster(one, layout=LAYOUT).run_until(time)

@@ -93,6 +93,9 @@ def test_a_bad_scenario_is_refused(tmp_path: Path) -> None:
     scenario = json.loads(_C.random_scenario(1, False))
     file.write_text(json.dumps(scenario | {"merge_s": "long"}))
     assert "a value is not of its type: type must be number, but is string" in run("--replay", file).stderr
+    scenario["learners"][0]["step_s"] = 0.0
+    file.write_text(json.dumps(scenario))
+    assert "step_s must be above 0" in run("--replay", file).stderr
     assert run("--replay", tmp_path / "nothing.json").returncode == 2
 
 

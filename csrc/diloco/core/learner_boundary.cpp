@@ -16,21 +16,27 @@ void LearnerCore::Impl::on_boundary(const Boundary& boundary) {
   for (FragmentId p = 0; p < fragments.size(); ++p) {
     // Without weights yet it expects nothing: it would hold for who waits for it.
     LearnerFragment& fragment = fragments[p];
-    const bool takes_part = settings.mode == Mode::kLockstep && !fragment.adopted.none();
-    if (takes_part && lockstep_stages_at(p, clock, settings, plan->size())) fragment.expecting = clock;
+    if (!fragment.adopted.none() && stages_on_schedule(p)) fragment.expecting = clock;
     stage(p);
   }
+}
+
+bool LearnerCore::Impl::stages_on_schedule(FragmentId p) const {
+  return settings.mode == Mode::kLockstep && lockstep_stages_at(p, clock, settings, plan->size());
+}
+
+bool LearnerCore::Impl::adopts_on_schedule(const LearnerFragment& fragment) const {
+  return fragment.expecting && clock >= *fragment.expecting + settings.overlap_steps;
 }
 
 // Refreshes the host copy of a fragment that will be asked for, or has been.
 void LearnerCore::Impl::stage(FragmentId p) {
   LearnerFragment& fragment = fragments[p];
   const bool lockstep = settings.mode == Mode::kLockstep;
-  const bool on_schedule = lockstep && lockstep_stages_at(p, clock, settings, plan->size());
   const bool late = lockstep && fragment.pull && fragment.pull->clock <= clock && !fragment.staged;
-  const bool wanted = lockstep ? on_schedule || late : fragment.armed || fragment.pull;
+  const bool wanted = lockstep ? stages_on_schedule(p) || late : fragment.armed || fragment.pull;
   // Work sent and then overwritten here must be settled first, or two accounts of the same fragment would be open.
-  if (fragment.limbo_from < fragment.limbo_to) return;
+  if (fragment.in_limbo()) return;
   const std::uint64_t epoch = link_of(p).epoch;
   if (!wanted || tokens <= fragment.from || fragment.adopted.epoch != epoch || epoch == 0) return;
   // About to change under the copy; but a waiting pull is answered first, or overwriting would starve slow learners.
@@ -87,8 +93,8 @@ void LearnerCore::Impl::on_stages_done() {
 // Not with poison in the weights: the round waits for what is done from clean ones, at the next boundary.
 bool LearnerCore::Impl::must_hold(FragmentId p) const {
   const LearnerFragment& fragment = fragments[p];
-  return settings.mode == Mode::kLockstep && fragment.expecting && !fragment.ready && !fragment.readopt && !rejected &&
-         !gave_up && !closing && clock >= *fragment.expecting + settings.overlap_steps;
+  return settings.mode == Mode::kLockstep && adopts_on_schedule(fragment) && !fragment.ready && !fragment.readopt &&
+         !rejected && !gave_up && !closing;
 }
 
 bool LearnerCore::Impl::wants_adoption(FragmentId p) const {
@@ -96,20 +102,19 @@ bool LearnerCore::Impl::wants_adoption(FragmentId p) const {
   if (!fragment.ready || fragment.anchor_sending) return false;
   // Those of a round that was late may be waited for.
   if (settings.mode != Mode::kLockstep || !fragment.expecting || fragment.ready->clock < *fragment.expecting) return true;
-  return clock >= *fragment.expecting + settings.overlap_steps;  // in lockstep the adoption step is the scheduled one
+  return adopts_on_schedule(fragment);  // in lockstep the adoption step is the scheduled one
 }
 
 void LearnerCore::Impl::on_recheck() {
-  holding = false;
-  for (FragmentId p = 0; p < fragments.size(); ++p) holding = holding || must_hold(p);
   // Asked for work where it has none, it makes some first: others may hold until it has answered.
   const bool owes_a_step = std::any_of(fragments.begin(), fragments.end(), [this](const LearnerFragment& fragment) {
     return fragment.pull && tokens <= fragment.from;
   });
-  if (owes_a_step) holding = false;
+  holding = false;
+  for (FragmentId p = 0; p < fragments.size() && !owes_a_step; ++p) holding = holding || must_hold(p);
   if (!holding) return adopt_ready();
-  // Rounds that are late (of who has just joined, after a restart of the syncer, with max_inflight) go on meanwhile: those
-  // waited for may not open before them.
+  // Rounds that are late (of who has just joined, after a restart of the syncer, for want of memory) go on meanwhile:
+  // those waited for may not open before them.
   for (FragmentId p = 0; p < fragments.size(); ++p) {
     LearnerFragment& fragment = fragments[p];
     if (fragment.pull && !fragment.staging) stage(p);
@@ -134,7 +139,7 @@ void LearnerCore::Impl::discard(FragmentId p, std::uint64_t from, std::uint64_t 
 // What became of work that was sent and then overwritten locally, once a version says how far was merged.
 void LearnerCore::Impl::settle_limbo(FragmentId p, std::uint64_t merged_to) {
   LearnerFragment& fragment = fragments[p];
-  if (fragment.limbo_from == fragment.limbo_to || merged_to <= fragment.limbo_from) return;
+  if (!fragment.in_limbo() || merged_to <= fragment.limbo_from) return;
   const std::uint64_t merged = merged_to > fragment.from ? fragment.limbo_from : std::min(merged_to, fragment.limbo_to);
   tokens_merged += merged - fragment.limbo_from;
   discard(p, merged, fragment.limbo_to, DiscardReason::kOverwritten);
@@ -144,7 +149,7 @@ void LearnerCore::Impl::settle_limbo(FragmentId p, std::uint64_t merged_to) {
 // The limbo interval ends where the newest copy ends that can still be merged.
 void LearnerCore::Impl::shrink_limbo(FragmentId p, DiscardReason reason) {
   LearnerFragment& fragment = fragments[p];
-  if (fragment.limbo_from == fragment.limbo_to) return;
+  if (!fragment.in_limbo()) return;
   const std::uint64_t end = std::min(fragment.newest_sent_from(fragment.limbo_from), fragment.limbo_to);
   discard(p, end, fragment.limbo_to, reason);
   fragment.limbo_to = end;
@@ -209,7 +214,7 @@ void LearnerCore::Impl::adopt(FragmentId p) {
       drop_local_work(p, DiscardReason::kOverwritten);
     }
   } else {
-    if (merged_to > fragment.limbo_from && fragment.limbo_from < fragment.limbo_to) ++contributions_merged;
+    if (fragment.in_limbo() && merged_to > fragment.limbo_from) ++contributions_merged;
     settle_limbo(p, merged_to);
   }
   const bool new_life = image.version.epoch > fragment.adopted.epoch;

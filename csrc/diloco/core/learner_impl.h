@@ -62,6 +62,7 @@ struct LearnerFragment {
   std::optional<Clock> expecting;  // lockstep: clock of the round whose weights it will wait for, tau steps later
   std::optional<DiscardReason> readopt;
 
+  bool in_limbo() const { return limbo_from < limbo_to; }
   // Where the newest copy that stands for the work since `start` ends; `start` if none was sent.
   std::uint64_t newest_sent_from(std::uint64_t start) const {
     std::uint64_t end = start;
@@ -121,8 +122,8 @@ struct LearnerCore::Impl {
   void broken(ShardLink& link, MessageType type, const std::string& text);
   void on_welcome(ShardLink& link, const Header& header, Bytes payload);
   std::string welcome_difference(const ShardLink& link, const Welcome& welcome, const Settings& theirs) const;
-  void send(ShardLink& link, Channel channel, MessageType type, std::string body, std::uint64_t offset = 0,
-            std::uint64_t total = 0, std::uint64_t transfer = 0);
+  void send(ShardLink& link, Channel channel, MessageType type, std::string body, FragmentId fragment = 0,
+            std::uint64_t offset = 0, std::uint64_t total = 0, std::uint64_t transfer = 0);
   void say_hello(ShardLink& link);
   Header header_template(const ShardLink& link) const;
 
@@ -152,6 +153,8 @@ struct LearnerCore::Impl {
   void readopt(FragmentId fragment);
   void on_adopts_done();
   void report(ShardLink& link);
+  bool stages_on_schedule(FragmentId fragment) const;
+  bool adopts_on_schedule(const LearnerFragment& fragment) const;
   bool wants_adoption(FragmentId fragment) const;
   bool must_hold(FragmentId fragment) const;
   void discard(FragmentId fragment, std::uint64_t from, std::uint64_t to, DiscardReason reason);

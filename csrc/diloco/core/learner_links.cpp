@@ -30,11 +30,12 @@ Header LearnerCore::Impl::header_template(const ShardLink& link) const {
   return header;
 }
 
-void LearnerCore::Impl::send(ShardLink& link, Channel channel, MessageType type, std::string body, std::uint64_t offset,
-                             std::uint64_t total, std::uint64_t transfer) {
+void LearnerCore::Impl::send(ShardLink& link, Channel channel, MessageType type, std::string body, FragmentId fragment,
+                             std::uint64_t offset, std::uint64_t total, std::uint64_t transfer) {
   OutFrame frame;
   frame.header = header_template(link);
   frame.header.type = type;
+  frame.header.fragment = fragment;
   frame.header.offset = offset;
   frame.header.total = total;
   frame.header.transfer = transfer;
@@ -47,7 +48,7 @@ void LearnerCore::Impl::on_channel_up(ShardLink& link, Channel channel) {
     link.state = ShardLink::State::kGreeting;
     say_hello(link);
   } else if (channel == Channel::kBulk && link.state == ShardLink::State::kLaning) {
-    send(link, Channel::kBulk, MessageType::kLane, {}, 0, 0, link.lane_token);
+    send(link, Channel::kBulk, MessageType::kLane, {}, 0, 0, 0, link.lane_token);
     link.state = ShardLink::State::kUp;
     link.failures = 0;
     if (link.told_away) log(LogLevel::kWarning, fmt::format("the {} is back", name_of(link)));
@@ -297,7 +298,7 @@ void LearnerCore::Impl::on_welcome(ShardLink& link, const Header& header, Bytes 
   link.uplink.reset(settings.credit_window_bytes);
   link.downlink_credit.set_window(settings.credit_window_bytes);
   if (const auto total = link.downlink_credit.announce()) {
-    send(link, Channel::kControl, MessageType::kCredit, {}, *total, link.downlink_credit.received());
+    send(link, Channel::kControl, MessageType::kCredit, {}, 0, *total, link.downlink_credit.received());
   }
   link.state = ShardLink::State::kLaning;
   link.attempt_deadline = now + settings.heartbeat_timeout_s;

@@ -21,14 +21,10 @@ void LearnerCore::Impl::on_pull(ShardLink& link, const Header& header, const Pul
   // What the syncer neither holds nor can still receive will never be merged. An answer to this very PULL, repeated on
   // the way, can.
   std::erase_if(fragment.sent, [&](const SentImage& image) {
-    return image.gone && image.staged.to < pull.held_to;
+    const bool earlier = image.session != link.session || image.round < pull.round;
+    return image.gone && (pull.held_to == 0 ? earlier : image.staged.to < pull.held_to);
   });
-  if (pull.held_to == 0) {
-    std::erase_if(fragment.sent, [&](const SentImage& image) {
-      return image.gone && (image.session != link.session || image.round < pull.round);
-    });
-    shrink_limbo(pull.fragment, DiscardReason::kOverwritten);
-  }
+  if (pull.held_to == 0) shrink_limbo(pull.fragment, DiscardReason::kOverwritten);
   fragment.pull = pull;
   answer(pull.fragment);
   miss_if_in_limbo(pull.fragment);
@@ -39,13 +35,9 @@ void LearnerCore::Impl::on_pull(ShardLink& link, const Header& header, const Pul
 void LearnerCore::Impl::miss_if_in_limbo(FragmentId p) {
   LearnerFragment& fragment = fragments[p];
   ShardLink& link = link_of(p);
-  if (!fragment.pull || fragment.limbo_from == fragment.limbo_to || !link.up()) return;
+  if (!fragment.pull || !fragment.in_limbo() || !link.up()) return;
   fragment.pull.reset();
-  OutFrame frame;
-  frame.header = header_template(link);
-  frame.header.type = MessageType::kMiss;
-  frame.header.fragment = p;
-  actions.push_back(SendOn{Channel::kControl, std::move(frame), link.shard});
+  send(link, Channel::kControl, MessageType::kMiss, {}, p);
 }
 
 // A waiting pull and a staged copy make an upload.
@@ -64,6 +56,8 @@ void LearnerCore::Impl::answer(FragmentId p) {
   begin.c_steps = staged.steps;
   begin.clock = staged.clock;
   if (settings.mode == Mode::kLockstep) fragment.expecting = fragment.pull->clock;  // also of a round that was late
+  fragment.pull.reset();
+
   Transfer transfer;
   transfer.fragment = p;
   transfer.kind = PayloadKind::kContribution;
@@ -73,7 +67,6 @@ void LearnerCore::Impl::answer(FragmentId p) {
   transfer.total = staged.bytes->size();
   transfer.tag = next_tag++;
   fragment.sent.push_back({staged, fragment.from_steps + staged.steps, transfer.tag, link.session, begin.round, false});
-  fragment.pull.reset();
   if (const auto replaced = link.uplink.push(std::move(transfer))) {
     std::erase_if(fragment.sent, [&](const SentImage& image) { return image.tag == *replaced; });
   }
@@ -139,13 +132,13 @@ void LearnerCore::Impl::on_transfer(ShardLink& link, Reassembly::Outcome outcome
   }
   if (!outcome.complete) {
     if (const auto total = link.downlink_credit.announce()) {
-      send(link, Channel::kControl, MessageType::kCredit, {}, *total, link.downlink_credit.received());
+      send(link, Channel::kControl, MessageType::kCredit, {}, 0, *total, link.downlink_credit.received());
     }
     return;
   }
   // Announced at the end of every image: the syncer measures its round trip by it.
   const std::uint64_t granted = link.downlink_credit.grant_now();
-  send(link, Channel::kControl, MessageType::kCredit, {}, granted, link.downlink_credit.received());
+  send(link, Channel::kControl, MessageType::kCredit, {}, 0, granted, link.downlink_credit.received());
   if (!outcome.bytes) return;
   const Begin& begin = *outcome.complete;
   fragments[begin.fragment].ready = ReadyImage{begin.base, begin.clock, std::move(outcome.bytes), begin.merged};

@@ -220,6 +220,7 @@ struct SyncerCore::Impl {
   bool too_stale(const Version& base, FragmentId fragment) const;
   void refuse(const std::string& learner, Incarnation incarnation, const Begin& begin, DiscardReason reason,
               bool readopt, const std::string& text);
+  void refuse_held(Account& account, FragmentId fragment, const std::string& text);
   void update_armed(std::optional<Clock> clock, Seconds step);
   Clock steps_between_syncs(const Session& session) const;
   std::uint64_t payload_bytes_held() const;

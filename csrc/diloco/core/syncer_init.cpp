@@ -35,12 +35,7 @@ void SyncerCore::Impl::maybe_recover(Session& session) {
       slot.gave_way = slot.state->version;
       slot.state = nullptr;  // elect again; this learner now has the newest
       for (auto& [id, other] : sessions) other.downlink.drop(p);
-      for (auto& [incarnation, account] : accounts) {
-        auto& held = account.mailbox[p];
-        if (!held) continue;
-        refuse(held->learner, incarnation, held->begin, DiscardReason::kStale, false, "the weights it started from gave way");
-        held.reset();
-      }
+      for (auto& [incarnation, account] : accounts) refuse_held(account, p, "the weights it started from gave way");
     }
   }
   bool missing = false;

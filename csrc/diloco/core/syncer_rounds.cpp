@@ -232,6 +232,7 @@ void SyncerCore::Impl::close_round(Round& round, const std::string& reason) {
 
 // A round whose merge came to nothing. With trigger = arrival its one member was all there was.
 void SyncerCore::Impl::collect_again(Round& round) {
+  for (const auto& member : round.members) accounts.at(member.incarnation).merged_in[round.fragment] = {};
   round.members.clear();
   round.weights.clear();
   round.phase = RoundPhase::kCollecting;
@@ -252,8 +253,7 @@ void SyncerCore::Impl::on_merge_done(const MergeDone& done) {
   const FragmentId p = round.fragment;
   if (round.members.front().begin.base.epoch != epoch) {
     // The epoch has changed meanwhile: work on versions of an earlier one is not merged, as its learners have been told.
-    const std::vector<Contribution> members = std::move(round.members);
-    for (const auto& member : members) accounts.at(member.incarnation).merged_in[p] = {};
+    const std::vector<Contribution> members = round.members;
     collect_again(round);
     for (const auto& member : members) {
       refuse(member.learner, member.incarnation, member.begin, DiscardReason::kStale, false, "the epoch has changed");
@@ -265,7 +265,6 @@ void SyncerCore::Impl::on_merge_done(const MergeDone& done) {
     const Contribution worst = round.members.at(done.result.largest_member);
     for (auto& member : round.members) {
       Account& account = accounts.at(member.incarnation);
-      account.merged_in[p] = {};
       auto& held = account.mailbox[p];
       if (member.incarnation != worst.incarnation && !held && !account.tombstoned) held = std::move(member);
     }
@@ -283,11 +282,8 @@ void SyncerCore::Impl::on_merge_done(const MergeDone& done) {
     account.merged_to[p] = member.begin.to;
     account.merged_in[p] = round.result.next->version;
     account.merged_tokens += member.begin.to - member.begin.from;
-    auto& held = account.mailbox[p];
-    if (held && held->begin.from < account.merged_to[p]) {
-      refuse(held->learner, held->incarnation, held->begin, DiscardReason::kStale, false, "part of it has just been merged");
-      held.reset();
-    }
+    const auto& held = account.mailbox[p];
+    if (held && held->begin.from < account.merged_to[p]) refuse_held(account, p, "part of it has just been merged");
     members.push_back({{"learner", member.learner}, {"incarnation", hex(member.incarnation)},
                        {"from", member.begin.from}, {"to", member.begin.to}, {"steps", member.begin.c_steps},
                        {"clock", member.begin.clock}, {"weight", round.weights[i]}});

@@ -173,11 +173,7 @@ void SyncerCore::Impl::bump_epoch(std::uint64_t at_least) {
   if (first) return;
   log(LogLevel::kWarning, fmt::format("a learner has seen a later epoch; this syncer goes on as epoch {}", epoch));
   for (auto& [incarnation, account] : accounts) {  // bases of an earlier epoch are not merged
-    for (auto& held : account.mailbox) {
-      if (!held) continue;
-      refuse(held->learner, incarnation, held->begin, DiscardReason::kStale, false, "the epoch has changed");
-      held.reset();
-    }
+    for (FragmentId p = 0; p < account.mailbox.size(); ++p) refuse_held(account, p, "the epoch has changed");
   }
   for (FragmentId p = 0; p < slots.size(); ++p) {
     if (!slots[p].state) continue;

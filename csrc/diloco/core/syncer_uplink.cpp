@@ -263,6 +263,14 @@ void SyncerCore::Impl::refuse(const std::string& learner, Incarnation incarnatio
   }
 }
 
+// As stale; nothing if nothing is held.
+void SyncerCore::Impl::refuse_held(Account& account, FragmentId p, const std::string& text) {
+  auto& held = account.mailbox[p];
+  if (!held) return;
+  refuse(held->learner, held->incarnation, held->begin, DiscardReason::kStale, false, text);
+  held.reset();
+}
+
 // Armed fragments: what a learner keeps staged so that a pull is answered at once, between two boundaries.
 void SyncerCore::Impl::update_armed(std::optional<Clock> clock, Seconds step) {
   for (auto& [id, session] : sessions) {

@@ -68,7 +68,7 @@ struct Learner::Impl {
   // Outside the mutex: only this thread touches stages, adoptions and pieces until it feeds the core again.
   void stage_all();
   std::uint32_t adopt_all();
-  // Lockstep only. Returns when the due fragments are here; `interrupted` may throw.
+  // Lockstep only. Returns when the due fragments are here, with the number adopted meanwhile; `interrupted` may throw.
   std::uint32_t hold(std::unique_lock<std::mutex>& lock, const std::function<void()>& interrupted);
   void wake_if_needed();
 

@@ -27,7 +27,6 @@ std::uint32_t Learner::Impl::adopt_all() {
   return count;
 }
 
-// The fragments that were adopted meanwhile.
 std::uint32_t Learner::Impl::hold(std::unique_lock<std::mutex>& lock, const std::function<void()>& interrupted) {
   std::uint32_t adopted = 0;
   while (core->holding()) {

@@ -1,10 +1,12 @@
 #include "diloco/sim/cluster.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include <fmt/format.h>
 
+#include "diloco/base/errors.h"
 #include "diloco/merge/merge.h"
 #include "diloco/sim/cluster_impl.h"
 
@@ -38,9 +40,24 @@ bool for_learner(EventKind kind) {
          kind == EventKind::kLearnerTick || kind == EventKind::kConnect;
 }
 
+ClusterOptions checked(ClusterOptions options) {
+  const auto want = [](bool ok, const std::string& text) {
+    if (!ok) throw ConfigError(text);
+  };
+  want(options.delay_s >= 0.0 && options.bytes_per_s >= 0.0 && options.merge_s >= 0.0,
+       "delay_s, bytes_per_s and merge_s must be at least 0");
+  for (const auto& learner : options.learners) {
+    const std::string name = "learner '" + learner.id + "': ";
+    want(std::isfinite(learner.step_s) && learner.step_s > 0.0, name + "step_s must be above 0");
+    want(std::isfinite(learner.start_s) && learner.start_s >= 0.0, name + "start_s must be at least 0");
+    want(learner.jitter >= 0.0 && learner.jitter < 1.0, name + "jitter must be at least 0 and below 1");
+  }
+  return options;
+}
+
 }  // namespace
 
-Cluster::Impl::Impl(ClusterOptions given) : options(std::move(given)), invariants(options) {
+Cluster::Impl::Impl(ClusterOptions given) : options(checked(std::move(given))), invariants(options) {
   nodes.resize(options.learners.size());
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     nodes[i].spec = options.learners[i];

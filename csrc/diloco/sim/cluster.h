@@ -118,6 +118,7 @@ struct MergeRecord {
 
 class Cluster {
  public:
+  // Throws ConfigError for times that are negative or without end.
   explicit Cluster(ClusterOptions options);
   ~Cluster();
 

@@ -1,5 +1,5 @@
-// due_merged, no_starvation: as long as K learners (in lockstep: all) run with working links, every fragment of every shard that runs is merged in
-// bounded time; and whoever does is merged into every one of them in bounded time.
+// due_merged, no_starvation: as long as K learners (in lockstep: all) run with working links, every fragment of every shard
+// that runs is merged in bounded time; and whoever does is merged into every one of them in bounded time.
 #include <algorithm>
 
 #include <fmt/format.h>

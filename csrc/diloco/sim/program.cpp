@@ -43,7 +43,8 @@ void describe(CLI::App& app, Arguments& arguments) {
   app.add_option("--json", arguments.json, "Write the report here; - for stdout [default none]")->type_name("FILE");
   app.add_option("--scenario", arguments.scenario, "Run this scenario instead of random ones")->type_name("FILE");
   app.add_flag("--stop-early", arguments.simulate.stop_early, "End with the first scenario that violates something");
-  app.add_flag("--lines", arguments.lines, "With --scenario: print the log, the syncer's event log, and its status at the end");
+  app.add_flag("--lines", arguments.lines,
+               "With --scenario: print the log, the syncer's event log, and its status at the end");
   app.add_flag("--shrink", arguments.shrink, "Print the smallest scenario found with the same first violation");
 }
 

@@ -138,13 +138,14 @@ Outcome run_scenario(const Scenario& scenario, std::uint64_t max_events, bool ke
   outcome.ended_s = cluster.now();
   outcome.events_by_kind = cluster.events_by_kind();
   outcome.faults = script.begun();
+  if (!keep_lines) return outcome;
   outcome.lines = cluster.log_lines();
   outcome.lines.insert(outcome.lines.end(), cluster.records().begin(), cluster.records().end());
-  for (std::size_t i = 0; keep_lines && i < scenario.learners.size(); ++i) {
+  for (std::size_t i = 0; i < scenario.learners.size(); ++i) {
     const LearnerCore* learner = cluster.learner(i);
     if (learner && learner->holding()) outcome.lines.push_back(scenario.learners[i].id + " holds for " + learner->holding_for());
   }
-  for (std::uint32_t shard = 0; keep_lines && shard < scenario.shards; ++shard) {
+  for (std::uint32_t shard = 0; shard < scenario.shards; ++shard) {
     if (const SyncerCore* syncer = cluster.syncer(shard)) outcome.lines.push_back(syncer->status_json(cluster.now()));
   }
   return outcome;

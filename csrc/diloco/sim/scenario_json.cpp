@@ -57,7 +57,6 @@ LearnerSpec learner_from(const json& value) {
   spec.token_jitter = value.at("token_jitter");
   const json& link = value.at("link");
   spec.link = Link{link.at("delay_s"), link.at("jitter_s"), link.at("up_bytes_per_s"), link.at("down_bytes_per_s")};
-  if (!(spec.step_s > 0.0)) throw ConfigError("scenario: step_s must be above 0");
   return spec;
 }
 
