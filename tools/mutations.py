@@ -196,8 +196,8 @@ MUTATIONS = [
         "only who has reached the clock of a round may contribute",
         "eligibility",
         UPLINK,
-        "if (!eligible(session, round.fragment) ||",
-        "if (session.clock < round.clock || !eligible(session, round.fragment) ||",
+        "if (!eligible(session, round.fragment, round.clock) ||",
+        "if (session.clock < round.clock || !eligible(session, round.fragment, round.clock) ||",
         ("no_starvation",),
     ),
     Mutation(

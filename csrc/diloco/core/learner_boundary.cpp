@@ -106,9 +106,10 @@ bool LearnerCore::Impl::wants_adoption(FragmentId p) const {
 }
 
 void LearnerCore::Impl::on_recheck() {
-  // Asked for work where it has none, it makes some first: others may hold until it has answered.
+  // Asked for work of a clock it has passed, and without any, it makes some first: others may hold until it has answered.
+  // So nobody holds for ever: what the learner with the smallest clock holds for, all others have passed.
   const bool owes_a_step = std::any_of(fragments.begin(), fragments.end(), [this](const LearnerFragment& fragment) {
-    return fragment.pull && tokens <= fragment.from;
+    return fragment.pull && fragment.pull->clock <= clock && tokens <= fragment.from;
   });
   holding = false;
   for (FragmentId p = 0; p < fragments.size() && !owes_a_step; ++p) holding = holding || must_hold(p);

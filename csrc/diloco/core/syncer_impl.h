@@ -213,7 +213,7 @@ struct SyncerCore::Impl {
   void on_chunk(Session& session, const Header& header, Bytes payload);
   void on_transfer(Session& session, Reassembly::Outcome outcome);
   void on_screen_done(const ScreenDone& done);
-  bool eligible(const Session& session, FragmentId fragment) const;
+  bool eligible(const Session& session, FragmentId fragment, Clock clock) const;
   void pull_contributors();
   void pull_due();
   bool pull(Session& session, FragmentId fragment, std::uint64_t round, Clock clock);

@@ -11,12 +11,15 @@ namespace diloco {
 
 // Everybody with work contributes, however far behind its clock is: asking for clock >= t starves every learner slower
 // than the K-th fastest for ever.
-bool SyncerCore::Impl::eligible(const Session& session, FragmentId p) const {
+bool SyncerCore::Impl::eligible(const Session& session, FragmentId p, Clock clock) const {
   if (session.control == 0 || session.bulk == 0 || session.pulled[p]) return false;
   const Account& account = *session.account;
   const Version adopted = session.adopted[p];
   if (adopted.epoch != epoch || adopted < account.merged_in[p] || too_stale(adopted, p)) return false;
-  if (account.tokens <= account.merged_to[p]) return false;
+  // In lockstep who is ahead of a round (late weights, a restart) and has no work left makes a step for it: it may hold for
+  // another round, which waits for one who holds for this one.
+  const bool ahead = settings.mode == Mode::kLockstep && session.steps > 0 && session.clock >= clock;
+  if (account.tokens <= account.merged_to[p] && !ahead) return false;
   // Its last answer is being screened: a learner keeps two sent copies, one that may lie here and one that may replace it.
   for (const auto& [job, info] : jobs) {
     if (info.fragment == p && info.contribution.incarnation == account.incarnation) return false;
@@ -49,7 +52,7 @@ void SyncerCore::Impl::pull_contributors() {
         if (round.pulled.insert(session.account->learner).second) round.waiting.insert(id);
         continue;
       }
-      if (!eligible(session, round.fragment) || !pull(session, round.fragment, round.id, round.clock)) continue;
+      if (!eligible(session, round.fragment, round.clock) || !pull(session, round.fragment, round.id, round.clock)) continue;
       round.pulled.insert(session.account->learner);
       round.waiting.insert(session.id);
     }
@@ -63,7 +66,8 @@ void SyncerCore::Impl::pull_due() {
     if (session.control == 0) continue;
     Account& account = *session.account;
     for (FragmentId p = 0; p < slots.size(); ++p) {
-      if (!slots[p].state || session.clock < account.due[p] || account.mailbox[p] || !eligible(session, p)) continue;
+      if (!slots[p].state || session.clock < account.due[p] || account.mailbox[p]) continue;
+      if (!eligible(session, p, session.clock)) continue;
       if (pull(session, p, 0, session.clock)) account.due[p] = session.clock + steps_between_syncs(session);
     }
   }

@@ -54,14 +54,16 @@ Seconds RunBooks::patience() const {
 void RunBooks::check_progress() {
   // Huge weights that are finite are a model that has diverged: nothing can be merged into it any more.
   if (fragments.empty() || huge_values) return;
-  // Learners in lockstep that one shard alone has lost can hold for one another's fragments.
-  if (settings.mode == Mode::kLockstep && options.shards > 1) return;
   if (patience_s < 0.0) patience_s = patience();
   const std::size_t pairs = fragments.size() * well_since.size();
   const std::size_t pair = event % pairs;
   const FragmentId p = static_cast<FragmentId>(pair % fragments.size());
   const std::size_t learner = pair / fragments.size();
-  const TimePoint all_well = std::max(quorum_well_since, shard_well_since[fragments[p].shard]);
+  // In lockstep training stands still while any shard is away.
+  const TimePoint shard_well = settings.mode == Mode::kLockstep
+                                   ? *std::max_element(shard_well_since.begin(), shard_well_since.end())
+                                   : shard_well_since[fragments[p].shard];
+  const TimePoint all_well = std::max(quorum_well_since, shard_well);
   const TimePoint merged = std::max(fragments[p].merged_at, all_well);
   if (now > merged + patience_s) {
     fail("due_merged", fmt::format("fragment {} has not been merged for {:.1f} s with {} learners there", p, now - merged,
