@@ -3,6 +3,7 @@
 //   syncer_sessions.cpp   HELLO, WELCOME, REJECT, liveness, duplicate ids
 //   syncer_init.cpp       where the first weights come from: a learner's anchor
 //   syncer_uplink.cpp     PULL, transfers from learners, screening, the mailbox
+//   syncer_memory.cpp     room for contributions
 //   syncer_rounds.cpp     due clocks, opening, quorum and grace, merge
 //   syncer_publish.cpp    persist, publish, transfers to learners
 //   syncer_lives.cpp      lives of learners: what is kept of one that is over, and what comes back of it
@@ -223,6 +224,17 @@ struct SyncerCore::Impl {
   void refuse_held(Account& account, FragmentId fragment, const std::string& text);
   void update_armed(std::optional<Clock> clock, Seconds step);
   Clock steps_between_syncs(const Session& session) const;
+
+  // syncer_memory.cpp
+  std::string memory_short(std::size_t learners) const;
+  std::uint64_t quorum_bytes() const;
+  std::size_t quorum_lacks(FragmentId fragment) const;
+  struct Promised {
+    std::uint64_t quorums = 0, lacking = 0;  // bytes of the quorums of open rounds, and of what they lack
+  };
+  Promised promised() const;
+  bool payload_fits(const Session& session, FragmentId fragment) const;
+  bool round_fits(FragmentId fragment) const;
   std::uint64_t payload_bytes_held() const;
   // Every contribution held here: in mailboxes, being screened, being merged.
   template <class F>

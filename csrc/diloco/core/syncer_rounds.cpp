@@ -66,15 +66,7 @@ void SyncerCore::Impl::open_rounds(std::optional<Clock> clock, Seconds step) {
       if (!earliest || slot.due < earliest->due) earliest = &slot, p = i;
     }
     if (!earliest || rounds.size() >= limit) return;
-    // Memory for K payloads first: several half-filled rounds could wait for each other for ever.
-    const std::uint64_t needed = settings.min_quorum * earliest->contribution.bytes;
-    if (payload_bytes_held() + needed > options.payload_memory_bytes) {
-      if (!rounds.empty()) return;
-      // Late contributions may fill the memory when no round would free it: then merge without asking for more.
-      bool held = false;
-      for (const auto& [incarnation, account] : accounts) held = held || account.mailbox[p].has_value();
-      if (!held) return;
-    }
+    if (!round_fits(p)) return;
     Round& round = add_round(p, settings.mode == Mode::kLockstep ? earliest->due : *clock, now);
     round.quorum = settings.min_quorum;
     if (earliest->opened_at > 0) {

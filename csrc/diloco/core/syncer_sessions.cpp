@@ -205,6 +205,7 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
     return reject(peer, "layout", difference + "; every learner of a run trains the same model (for another "
                                       "model start another syncer)");
   }
+  if (const auto text = memory_short(live_sessions() + 1); !text.empty()) return reject(peer, "memory", text);
   // Another life of the syncer may have used our epoch: a learner we do not know that has seen one is the sign.
   const bool known = life_of(header.incarnation) != nullptr;
   if (epoch == 0 || hello.highest_epoch > epoch || (hello.highest_epoch == epoch && !known)) {

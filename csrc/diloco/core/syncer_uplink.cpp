@@ -44,6 +44,7 @@ bool SyncerCore::Impl::too_stale(const Version& base, FragmentId p) const {
 void SyncerCore::Impl::pull_contributors() {
   for (auto& [number, round] : rounds) {  // oldest round first: memory goes to it first
     if (round.phase != RoundPhase::kCollecting) continue;
+    std::vector<Session*> asked;
     for (auto& [id, session] : sessions) {
       if (session.control == 0) continue;
       if (round.pulled.contains(session.account->learner) && !session.pulled[round.fragment]) continue;
@@ -52,9 +53,16 @@ void SyncerCore::Impl::pull_contributors() {
         if (round.pulled.insert(session.account->learner).second) round.waiting.insert(id);
         continue;
       }
-      if (!eligible(session, round.fragment, round.clock) || !pull(session, round.fragment, round.id, round.clock)) continue;
-      round.pulled.insert(session.account->learner);
-      round.waiting.insert(session.id);
+      if (eligible(session, round.fragment, round.clock)) asked.push_back(&session);
+    }
+    // First whose last merge is longest ago: there may not be memory for all.
+    std::stable_sort(asked.begin(), asked.end(), [&](const Session* a, const Session* b) {
+      return a->account->merged_in[round.fragment] < b->account->merged_in[round.fragment];
+    });
+    for (Session* session : asked) {
+      if (!pull(*session, round.fragment, round.id, round.clock)) continue;
+      round.pulled.insert(session->account->learner);
+      round.waiting.insert(session->id);
     }
   }
 }
@@ -62,14 +70,26 @@ void SyncerCore::Impl::pull_contributors() {
 // trigger = arrival: everybody by its own clock, whatever the others do.
 void SyncerCore::Impl::pull_due() {
   if (shutdown_at) return;
+  struct Due {
+    Clock since = 0;
+    Session* session = nullptr;
+    FragmentId fragment = 0;
+  };
+  std::vector<Due> all;
   for (auto& [id, session] : sessions) {
     if (session.control == 0) continue;
-    Account& account = *session.account;
+    const Account& account = *session.account;
     for (FragmentId p = 0; p < slots.size(); ++p) {
       if (!slots[p].state || session.clock < account.due[p] || account.mailbox[p]) continue;
-      if (!eligible(session, p, session.clock)) continue;
-      if (pull(session, p, 0, session.clock)) account.due[p] = session.clock + steps_between_syncs(session);
+      if (eligible(session, p, session.clock)) all.push_back({session.clock - account.due[p], &session, p});
     }
+  }
+  // There may not be memory for all: what is due longest comes first, and a small one does not overtake a large one.
+  std::stable_sort(all.begin(), all.end(), [](const Due& a, const Due& b) { return a.since > b.since; });
+  for (const Due& due : all) {
+    Session& session = *due.session;
+    if (!pull(session, due.fragment, 0, session.clock)) return;
+    session.account->due[due.fragment] = session.clock + steps_between_syncs(session);
   }
 }
 
@@ -86,9 +106,8 @@ Clock SyncerCore::Impl::steps_between_syncs(const Session& session) const {
 }
 
 bool SyncerCore::Impl::pull(Session& session, FragmentId p, std::uint64_t round, Clock clock) {
-  const std::uint64_t bytes = slots[p].contribution.bytes;
-  if (payload_bytes_held() + bytes > options.payload_memory_bytes) return false;  // asked again when memory is free
-  session.reserved += bytes;
+  if (!payload_fits(session, p)) return false;  // asked again when memory is free
+  session.reserved += slots[p].contribution.bytes;
   session.pulled[p] = round;
   session.pulled_from[p] = session.adopted[p];
   const auto& held = session.account->mailbox[p];
@@ -100,16 +119,6 @@ bool SyncerCore::Impl::pull(Session& session, FragmentId p, std::uint64_t round,
   pull.held_to = held ? held->begin.to : 0;
   send(session.control, MessageType::kPull, &session, encode(pull), p, session.uplink_credit.grant_now());
   return true;
-}
-
-// Reservations of live sessions, what lies in mailboxes, what is being screened or merged.
-std::uint64_t SyncerCore::Impl::payload_bytes_held() const {
-  std::uint64_t bytes = 0;
-  for (const auto& [id, session] : sessions) {
-    if (session.control != 0) bytes += session.reserved;
-  }
-  for_each_held([&](const Contribution& held) { bytes += held.bytes(); });
-  return bytes;
 }
 
 void SyncerCore::Impl::on_begin(Session& session, const Header& header, const Begin& begin) {

@@ -12,7 +12,7 @@ namespace diloco::sim {
 
 namespace {
 
-enum Part : std::uint64_t { kShape, kSettings, kLearners, kFaults, kShards };
+enum Part : std::uint64_t { kShape, kSettings, kLearners, kFaults, kShards, kMemory };
 
 Stream stream(std::uint64_t seed, Part part, std::uint64_t index = 0) {
   return Stream(draw(seed, Purpose::kScenario, part, index));
@@ -92,6 +92,24 @@ void choose_shards(Scenario& s) {
   if (random.chance(0.3)) s.shards = std::min(fragments, 2 + static_cast<std::uint32_t>(random.below(2)));
 }
 
+// Mostly plenty; sometimes just enough for a quorum of the largest fragment, or of some more.
+void choose_memory(Scenario& s) {
+  Stream random = stream(s.seed, kMemory);
+  if (!random.chance(0.15)) return;
+  Settings settings;
+  for (const auto& [name, value] : s.settings) settings.set(name, value);
+  const Layout layout = scenario_layout(s);
+  const Plan plan = make_plan(layout, settings.fragmenter, settings.num_fragments, s.shards);
+  std::uint64_t largest = 0, all = 0;
+  for (FragmentId p = 0; p < plan.size(); ++p) {
+    const std::uint64_t bytes = payload_layout(layout, plan, p, PayloadKind::kContribution, settings).bytes;
+    largest = std::max(largest, bytes);
+    all += bytes;
+  }
+  const bool lockstep = settings.mode == Mode::kLockstep;
+  s.payload_memory_bytes = lockstep ? s.learners.size() * all : (settings.min_quorum + random.below(4)) * largest;
+}
+
 void choose_learners(Scenario& s, Stream& shape) {
   const std::size_t count = 1 + shape.below(5);
   const double step = log_uniform(shape, 0.3, 2.0);
@@ -156,6 +174,7 @@ Scenario random_scenario(std::uint64_t seed, bool values) {
   choose_learners(s, shape);
   choose_settings(s);
   choose_shards(s);
+  choose_memory(s);
   s.merge_s = rounded(log_uniform(shape, 0.001, 0.3));
   s.persist_s = shape.chance(0.5) ? 0.0 : rounded(log_uniform(shape, 0.001, 0.3));
   double rate = 0.0;

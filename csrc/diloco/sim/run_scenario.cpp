@@ -10,8 +10,7 @@ namespace {
 ClusterOptions options_of(const Scenario& s, std::uint64_t max_events) {
   ClusterOptions options;
   for (const auto& [name, value] : s.settings) options.settings.set(name, value);
-  options.layout = small_layout(static_cast<int>(s.matrices), s.rows, s.cols);
-  options.layout.tensors.front().name = "embed.weight";  // averaged whatever `merge` says
+  options.layout = scenario_layout(s);
   options.learners = s.learners;
   options.shards = s.shards;
   options.merge_s = s.merge_s;
@@ -120,6 +119,12 @@ class Script {
 };
 
 }  // namespace
+
+Layout scenario_layout(const Scenario& s) {
+  Layout layout = small_layout(static_cast<int>(s.matrices), s.rows, s.cols);
+  layout.tensors.front().name = "embed.weight";  // averaged whatever `merge` says
+  return layout;
+}
 
 Outcome run_scenario(const Scenario& scenario, std::uint64_t max_events, bool keep_lines) {
   ClusterOptions options = options_of(scenario, max_events);

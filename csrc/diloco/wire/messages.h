@@ -61,7 +61,7 @@ struct Welcome {
 
 struct Reject {
   std::string code;  // "layout", "run_id", "protocol", "settings", "duplicate_id", "superseded", "role", "full",
-                     // "learner_id", "ejected", "malformed", "shard"
+                     // "learner_id", "ejected", "malformed", "shard", "memory"
   std::string text;  // one or two sentences: expected, got, what to do
 };
 

@@ -88,6 +88,32 @@ TEST_P(Refusal, FullRun) {
              {"full", "max_learners"});
 }
 
+// It would train for ever without an outer step.
+TEST_P(Refusal, MemoryTooSmallForAQuorum) {
+  Settings settings = small_settings();
+  settings.payload_memory_bytes = 64;
+  SyncerOptions options;
+  options.settings = settings;
+  syncer = net.syncer(options);
+  expect_all(refused_with(syncer->endpoint(), named("first"), std::make_shared<ArrayStore>(bowl_shapes())),
+             {"memory", "payload_memory_bytes", "min_quorum = 1", "64"});
+}
+
+TEST_P(Refusal, MemoryTooSmallForOneMoreInLockstep) {
+  Settings settings = small_settings();
+  settings.mode = Mode::kLockstep;
+  std::uint64_t model = 0;
+  const Layout layout = ArrayStore(bowl_shapes()).layout();
+  const Plan plan = make_plan(layout, settings.fragmenter, settings.num_fragments);
+  for (FragmentId p = 0; p < plan.size(); ++p) {
+    model += payload_layout(layout, plan, p, PayloadKind::kContribution, settings).bytes;
+  }
+  settings.payload_memory_bytes = model;
+  start(settings);
+  expect_all(refused_with(syncer->endpoint(), named("second"), std::make_shared<ArrayStore>(bowl_shapes())),
+             {"memory", "payload_memory_bytes", "2 learners", std::to_string(2 * model)});
+}
+
 // F055: two learners with one id. The one that runs is not disturbed; the newcomer is told who has the name.
 TEST_P(Refusal, IdOfALivingLearner) {
   start(small_settings());
