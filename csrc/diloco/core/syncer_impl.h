@@ -228,11 +228,13 @@ struct SyncerCore::Impl {
   // syncer_memory.cpp
   std::string memory_short(std::size_t learners) const;
   std::uint64_t quorum_bytes() const;
+  std::uint64_t model_bytes() const;
   std::size_t quorum_lacks(FragmentId fragment) const;
   struct Promised {
     std::uint64_t quorums = 0, lacking = 0;  // bytes of the quorums of open rounds, and of what they lack
   };
   Promised promised() const;
+  bool payload_memory_scarce() const;
   bool payload_fits(const Session& session, FragmentId fragment) const;
   bool round_fits(FragmentId fragment) const;
   std::uint64_t payload_bytes_held() const;

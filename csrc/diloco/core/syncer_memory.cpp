@@ -18,16 +18,22 @@ std::uint64_t SyncerCore::Impl::quorum_bytes() const {
   return settings.min_quorum * largest;
 }
 
+// One contribution to every fragment.
+std::uint64_t SyncerCore::Impl::model_bytes() const {
+  std::uint64_t bytes = 0;
+  for (FragmentId p = 0; p < slots.size(); ++p) bytes += owns(p) ? slots[p].contribution.bytes : 0;
+  return bytes;
+}
+
 // "" if rounds of so many learners can end in the memory there is; in lockstep, where all rounds wait for everybody, if it
 // has room for everybody's contributions to all fragments.
 std::string SyncerCore::Impl::memory_short(std::size_t learners) const {
-  std::uint64_t all = 0;
-  for (FragmentId p = 0; p < slots.size(); ++p) all += owns(p) ? slots[p].contribution.bytes : 0;
+  const std::uint64_t all = learners * model_bytes();
   const std::string have = fmt::format("this syncer may hold {} (payload_memory_bytes, by default half of its machine's "
                                        "memory)", options.payload_memory_bytes);
-  if (settings.mode == Mode::kLockstep && learners * all > options.payload_memory_bytes) {
+  if (settings.mode == Mode::kLockstep && all > options.payload_memory_bytes) {
     return fmt::format("in lockstep the contributions of {} learners to all fragments are held, {} bytes; {}: raise that, or "
-                       "start fewer learners", learners, learners * all, have);
+                       "start fewer learners", learners, all, have);
   }
   if (quorum_bytes() > options.payload_memory_bytes) {
     return fmt::format("min_quorum = {} contributions to the largest fragment are {} bytes; {}: raise that, or num_fragments",
@@ -70,6 +76,11 @@ SyncerCore::Impl::Promised SyncerCore::Impl::promised() const {
     out.lacking += quorum_lacks(round.fragment) * bytes;
   }
   return out;
+}
+
+// Of each learner and fragment one may lie here and one may come to replace it; and a quorum is kept free.
+bool SyncerCore::Impl::payload_memory_scarce() const {
+  return 2 * live_sessions() * model_bytes() + quorum_bytes() > options.payload_memory_bytes;
 }
 
 bool SyncerCore::Impl::payload_fits(const Session& session, FragmentId p) const {

@@ -55,10 +55,12 @@ void SyncerCore::Impl::pull_contributors() {
       }
       if (eligible(session, round.fragment, round.clock)) asked.push_back(&session);
     }
-    // First whose last merge is longest ago: there may not be memory for all.
-    std::stable_sort(asked.begin(), asked.end(), [&](const Session* a, const Session* b) {
-      return a->account->merged_in[round.fragment] < b->account->merged_in[round.fragment];
-    });
+    // If there may not be memory for all: first whose last merge is longest ago.
+    if (payload_memory_scarce()) {
+      std::stable_sort(asked.begin(), asked.end(), [&](const Session* a, const Session* b) {
+        return a->account->merged_in[round.fragment] < b->account->merged_in[round.fragment];
+      });
+    }
     for (Session* session : asked) {
       if (!pull(*session, round.fragment, round.id, round.clock)) continue;
       round.pulled.insert(session->account->learner);
