@@ -54,17 +54,15 @@ std::uint64_t SyncerCore::Impl::payload_bytes_held() const {
 
 // Contributions that a quorum of fragment p lacks, those on their way not counted.
 std::size_t SyncerCore::Impl::quorum_lacks(FragmentId p) const {
-  std::set<Incarnation> there;
-  for (const auto& [incarnation, account] : accounts) {
-    if (account.mailbox[p]) there.insert(incarnation);
-  }
+  std::size_t there = 0;
+  for (const auto& [incarnation, account] : accounts) there += account.mailbox[p].has_value();
   for (const auto& [id, session] : sessions) {
-    if (session.control != 0 && session.pulled[p]) there.insert(session.account->incarnation);
+    there += session.control != 0 && session.pulled[p] && !session.account->mailbox[p];
   }
-  for (const auto& [job, info] : jobs) {
-    if (info.fragment == p && info.contribution.payload) there.insert(info.contribution.incarnation);
+  for (const auto& [job, info] : jobs) {  // who is being screened is not asked meanwhile
+    there += info.fragment == p && info.contribution.payload && !accounts.at(info.contribution.incarnation).mailbox[p];
   }
-  return settings.min_quorum - std::min<std::size_t>(there.size(), settings.min_quorum);
+  return settings.min_quorum - std::min<std::size_t>(there, settings.min_quorum);
 }
 
 SyncerCore::Impl::Promised SyncerCore::Impl::promised() const {
@@ -87,8 +85,9 @@ bool SyncerCore::Impl::payload_fits(const Session& session, FragmentId p) const 
   // In lockstep, where everybody is waited for, who was admitted has its place.
   if (settings.mode == Mode::kLockstep) return true;
   const std::uint64_t needed = payload_bytes_held() + slots[p].contribution.bytes;
-  if (settings.trigger == Trigger::kArrival) return needed <= options.payload_memory_bytes;
-  if (!session.account->mailbox[p] && quorum_lacks(p) > 0) return needed <= options.payload_memory_bytes;
+  if (needed > options.payload_memory_bytes) return false;
+  if (settings.trigger == Trigger::kArrival || !payload_memory_scarce()) return true;
+  if (!session.account->mailbox[p] && quorum_lacks(p) > 0) return true;  // it was promised
   const auto [quorums, lacking] = promised();
   const std::uint64_t spare = quorum_bytes() - std::min(quorum_bytes(), quorums);
   return needed + lacking + spare <= options.payload_memory_bytes;
@@ -96,8 +95,8 @@ bool SyncerCore::Impl::payload_fits(const Session& session, FragmentId p) const 
 
 bool SyncerCore::Impl::round_fits(FragmentId p) const {
   if (settings.mode == Mode::kLockstep) return true;
-  return payload_bytes_held() + promised().lacking + quorum_lacks(p) * slots[p].contribution.bytes <=
-         options.payload_memory_bytes;
+  const std::uint64_t needed = quorum_lacks(p) * slots[p].contribution.bytes;
+  return payload_bytes_held() + promised().lacking + needed <= options.payload_memory_bytes;
 }
 
 }  // namespace diloco

@@ -55,14 +55,15 @@ void SyncerCore::Impl::pull_contributors() {
       }
       if (eligible(session, round.fragment, round.clock)) asked.push_back(&session);
     }
-    // If there may not be memory for all: first whose last merge is longest ago.
+    // If there may not be memory for all: first who has nothing here, and of them whose last merge is longest ago.
     if (payload_memory_scarce()) {
-      std::stable_sort(asked.begin(), asked.end(), [&](const Session* a, const Session* b) {
-        return a->account->merged_in[round.fragment] < b->account->merged_in[round.fragment];
-      });
+      const auto turn = [p = round.fragment](const Session* session) {
+        return std::pair(session->account->mailbox[p].has_value(), session->account->merged_in[p]);
+      };
+      std::stable_sort(asked.begin(), asked.end(), [&](const Session* a, const Session* b) { return turn(a) < turn(b); });
     }
     for (Session* session : asked) {
-      if (!pull(*session, round.fragment, round.id, round.clock)) continue;
+      if (!pull(*session, round.fragment, round.id, round.clock)) break;
       round.pulled.insert(session->account->learner);
       round.waiting.insert(session->id);
     }
