@@ -272,13 +272,15 @@ void LearnerCore::Impl::readopt(FragmentId p) {
 }
 
 void LearnerCore::Impl::on_adopts_done() {
+  bool news = settings.mode == Mode::kDecoupled;  // in lockstep everything else has been told before holding
   for (FragmentId p = 0; p < fragments.size(); ++p) {
     LearnerFragment& fragment = fragments[p];
     if (!std::exchange(fragment.adopting, false)) continue;
     if (fragment.anchor_wanted) send_anchor(p);
   }
+  for (const auto& link : links) news = news || !link.unreported.empty();  // the clock too, to every shard
   for (auto& link : links) {
-    if (settings.mode == Mode::kDecoupled || !link.unreported.empty()) report(link);
+    if (news) report(link);
     pump(link);
   }
 }

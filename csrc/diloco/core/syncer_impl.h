@@ -185,6 +185,7 @@ struct SyncerCore::Impl {
   void resolve_pending(SessionId probed, bool alive);
   void bump_epoch(std::uint64_t at_least);
   void set_layout(const Layout& layout);
+  void announce_layout();
   Session* session_of(PeerId peer);
   std::size_t live_sessions() const;
   bool stalled(const Session& session) const;
@@ -227,8 +228,7 @@ struct SyncerCore::Impl {
 
   // syncer_memory.cpp
   std::string memory_short(std::size_t learners) const;
-  std::uint64_t quorum_bytes() const;
-  std::uint64_t model_bytes() const;
+  std::uint64_t largest_contribution() const;
   std::size_t quorum_lacks(FragmentId fragment) const;
   struct Promised {
     std::uint64_t quorums = 0, lacking = 0;  // bytes of the quorums of open rounds, and of what they lack

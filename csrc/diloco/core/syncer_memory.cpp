@@ -9,37 +9,21 @@
 
 namespace diloco {
 
-// Of a round of the largest fragment.
-std::uint64_t SyncerCore::Impl::quorum_bytes() const {
+std::uint64_t SyncerCore::Impl::largest_contribution() const {
   std::uint64_t largest = 0;
-  for (FragmentId p = 0; p < slots.size(); ++p) {
-    if (owns(p)) largest = std::max(largest, slots[p].contribution.bytes);
-  }
-  return settings.min_quorum * largest;
+  for (FragmentId p = 0; p < slots.size(); ++p) largest = std::max(largest, owns(p) ? slots[p].contribution.bytes : 0);
+  return largest;
 }
 
-// One contribution to every fragment.
-std::uint64_t SyncerCore::Impl::model_bytes() const {
-  std::uint64_t bytes = 0;
-  for (FragmentId p = 0; p < slots.size(); ++p) bytes += owns(p) ? slots[p].contribution.bytes : 0;
-  return bytes;
-}
-
-// "" if rounds of so many learners can end in the memory there is; in lockstep, where all rounds wait for everybody, if it
-// has room for everybody's contributions to all fragments.
+// "" if rounds of so many learners can end in the memory there is. In lockstep a round waits for everybody.
 std::string SyncerCore::Impl::memory_short(std::size_t learners) const {
-  const std::uint64_t all = learners * model_bytes();
-  const std::string have = fmt::format("this syncer may hold {} (payload_memory_bytes, by default half of its machine's "
-                                       "memory)", options.payload_memory_bytes);
-  if (settings.mode == Mode::kLockstep && all > options.payload_memory_bytes) {
-    return fmt::format("in lockstep the contributions of {} learners to all fragments are held, {} bytes; {}: raise that, or "
-                       "start fewer learners", learners, all, have);
-  }
-  if (quorum_bytes() > options.payload_memory_bytes) {
-    return fmt::format("min_quorum = {} contributions to the largest fragment are {} bytes; {}: raise that, or num_fragments",
-                       settings.min_quorum, quorum_bytes(), have);
-  }
-  return {};
+  const bool lockstep = settings.mode == Mode::kLockstep;
+  const std::uint64_t of = lockstep ? std::max<std::uint64_t>(learners, settings.min_quorum) : settings.min_quorum;
+  if (of * largest_contribution() <= options.payload_memory_bytes) return {};
+  return fmt::format("a round needs {} contributions ({}) to a fragment at once, of up to {} bytes each; this syncer may hold "
+                     "{} bytes (payload_memory_bytes, by default half of its machine's memory): raise that or num_fragments",
+                     of, lockstep ? "lockstep: of everybody who is here" : "min_quorum", largest_contribution(),
+                     options.payload_memory_bytes);
 }
 
 // Reservations of live sessions, what lies in mailboxes, what is being screened or merged.
@@ -52,7 +36,7 @@ std::uint64_t SyncerCore::Impl::payload_bytes_held() const {
   return bytes;
 }
 
-// Contributions that a quorum of fragment p lacks, those on their way not counted.
+// Contributions that a quorum of fragment p lacks, those on their way count as there.
 std::size_t SyncerCore::Impl::quorum_lacks(FragmentId p) const {
   std::size_t there = 0;
   for (const auto& [incarnation, account] : accounts) there += account.mailbox[p].has_value();
@@ -76,27 +60,34 @@ SyncerCore::Impl::Promised SyncerCore::Impl::promised() const {
   return out;
 }
 
-// Of each learner and fragment one may lie here and one may come to replace it; and a quorum is kept free.
+// Not: two contributions of each learner to each fragment, one that lies here and one that may replace it, and a quorum
+// besides. What learners that are gone have left is merged with the next round of its fragment.
 bool SyncerCore::Impl::payload_memory_scarce() const {
-  return 2 * live_sessions() * model_bytes() + quorum_bytes() > options.payload_memory_bytes;
+  std::uint64_t model = 0;
+  for (FragmentId p = 0; p < slots.size(); ++p) model += owns(p) ? slots[p].contribution.bytes : 0;
+  return 2 * live_sessions() * model + settings.min_quorum * largest_contribution() > options.payload_memory_bytes;
 }
 
 bool SyncerCore::Impl::payload_fits(const Session& session, FragmentId p) const {
-  // In lockstep, where everybody is waited for, who was admitted has its place.
-  if (settings.mode == Mode::kLockstep) return true;
+  if (settings.mode == Mode::kLockstep) return true;  // round_fits has seen to it
   const std::uint64_t needed = payload_bytes_held() + slots[p].contribution.bytes;
   if (needed > options.payload_memory_bytes) return false;
   if (settings.trigger == Trigger::kArrival || !payload_memory_scarce()) return true;
   if (!session.account->mailbox[p] && quorum_lacks(p) > 0) return true;  // it was promised
   const auto [quorums, lacking] = promised();
-  const std::uint64_t spare = quorum_bytes() - std::min(quorum_bytes(), quorums);
-  return needed + lacking + spare <= options.payload_memory_bytes;
+  const std::uint64_t quorum = settings.min_quorum * largest_contribution();
+  return needed + lacking + (quorum - std::min(quorum, quorums)) <= options.payload_memory_bytes;
 }
 
+// In lockstep everybody contributes to every open round; the earliest one always may open.
 bool SyncerCore::Impl::round_fits(FragmentId p) const {
-  if (settings.mode == Mode::kLockstep) return true;
-  const std::uint64_t needed = quorum_lacks(p) * slots[p].contribution.bytes;
-  return payload_bytes_held() + promised().lacking + needed <= options.payload_memory_bytes;
+  const std::uint64_t bytes = slots[p].contribution.bytes;
+  if (settings.mode == Mode::kDecoupled) {
+    return payload_bytes_held() + promised().lacking + quorum_lacks(p) * bytes <= options.payload_memory_bytes;
+  }
+  std::uint64_t open = bytes;
+  for (const auto& [number, round] : rounds) open += slots[round.fragment].contribution.bytes;
+  return rounds.empty() || live_sessions() * open <= options.payload_memory_bytes;
 }
 
 }  // namespace diloco

@@ -137,10 +137,9 @@ void SyncerCore::Impl::resolve_pending(SessionId probed, bool alive) {
 }
 
 void SyncerCore::Impl::set_layout(const Layout& given) {
+  plan = make_plan(given, settings.fragmenter, settings.num_fragments, options.shards);
   layout = given;
-  plan = make_plan(*layout, settings.fragmenter, settings.num_fragments, options.shards);
   slots.assign(plan.size(), {});
-  nlohmann::json fragments = nlohmann::json::array();
   for (FragmentId p = 0; p < plan.size(); ++p) {
     FragmentSlot& slot = slots[p];
     slot.contribution = payload_layout(*layout, plan, p, PayloadKind::kContribution, settings);
@@ -148,9 +147,15 @@ void SyncerCore::Impl::set_layout(const Layout& given) {
     slot.image_layout = payload_layout(*layout, plan, p, PayloadKind::kImage, settings);
     slot.use_rda = rda_segments(*layout, slot.contribution, settings);
     slot.due = first_due_clock(p);
+  }
+}
+
+void SyncerCore::Impl::announce_layout() {
+  nlohmann::json fragments = nlohmann::json::array();
+  for (const auto& fragment : plan.fragments) {
     nlohmann::json names = nlohmann::json::array();
-    for (const auto tensor : plan.fragments[p].tensors) names.push_back(layout->tensors[tensor].name);
-    fragments.push_back({{"tensors", names}, {"numel", plan.fragments[p].numel}, {"shard", plan.fragments[p].shard}});
+    for (const auto tensor : fragment.tensors) names.push_back(layout->tensors[tensor].name);
+    fragments.push_back({{"tensors", names}, {"numel", fragment.numel}, {"shard", fragment.shard}});
   }
   record(nlohmann::json{{"event", "plan"}, {"fragments", fragments}});
   std::string text = fmt::format("layout: {} tensors, {} elements in {} fragments", layout->tensors.size(),
@@ -193,19 +198,29 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
     return reject(peer, "full", fmt::format("this run has had {} incarnations of learners, at most {} are remembered; "
                                             "start a new run from a checkpoint", incarnations(), kMaxIncarnations));
   }
-  if (!layout) {
+  const bool first = !layout;
+  const auto forget_layout = [this] {  // another model may do
+    layout.reset();
+    plan = {};
+    slots.clear();
+  };
+  if (first) {
     try {
       check_layout(hello.layout);
       set_layout(hello.layout);
     } catch (const std::exception& error) {
-      layout.reset();
+      forget_layout();
       return reject(peer, "layout", error.what());
     }
   } else if (const auto difference = first_difference(hello.layout, *layout); !difference.empty()) {
     return reject(peer, "layout", difference + "; every learner of a run trains the same model (for another "
                                       "model start another syncer)");
   }
-  if (const auto text = memory_short(live_sessions() + 1); !text.empty()) return reject(peer, "memory", text);
+  if (const auto text = memory_short(live_sessions() + 1); !text.empty()) {
+    if (first) forget_layout();
+    return reject(peer, "memory", text);
+  }
+  if (first) announce_layout();
   // Another life of the syncer may have used our epoch: a learner we do not know that has seen one is the sign.
   const bool known = life_of(header.incarnation) != nullptr;
   if (epoch == 0 || hello.highest_epoch > epoch || (hello.highest_epoch == epoch && !known)) {

@@ -55,10 +55,10 @@ void SyncerCore::Impl::pull_contributors() {
       }
       if (eligible(session, round.fragment, round.clock)) asked.push_back(&session);
     }
-    // If there may not be memory for all: first who has nothing here, and of them whose last merge is longest ago.
-    if (payload_memory_scarce()) {
-      const auto turn = [p = round.fragment](const Session* session) {
-        return std::pair(session->account->mailbox[p].has_value(), session->account->merged_in[p]);
+    // If there may not be memory for all: first who has nothing here and makes steps; of them whose last merge is longest ago.
+    if (asked.size() > 1 && payload_memory_scarce()) {
+      const auto turn = [this, p = round.fragment](const Session* session) {
+        return std::tuple(session->account->mailbox[p].has_value(), stalled(*session), session->account->merged_in[p]);
       };
       std::stable_sort(asked.begin(), asked.end(), [&](const Session* a, const Session* b) { return turn(a) < turn(b); });
     }
@@ -74,7 +74,7 @@ void SyncerCore::Impl::pull_contributors() {
 void SyncerCore::Impl::pull_due() {
   if (shutdown_at) return;
   struct Due {
-    Clock since = 0;
+    Seconds since = 0.0;
     Session* session = nullptr;
     FragmentId fragment = 0;
   };
@@ -84,7 +84,7 @@ void SyncerCore::Impl::pull_due() {
     const Account& account = *session.account;
     for (FragmentId p = 0; p < slots.size(); ++p) {
       if (!slots[p].state || session.clock < account.due[p] || account.mailbox[p]) continue;
-      if (eligible(session, p, session.clock)) all.push_back({session.clock - account.due[p], &session, p});
+      if (eligible(session, p, session.clock)) all.push_back({session.step_s.value_or(0.0) * static_cast<double>(session.clock - account.due[p]), &session, p});
     }
   }
   // There may not be memory for all: what is due longest comes first, and a small one does not overtake a large one.

@@ -100,14 +100,12 @@ void choose_memory(Scenario& s) {
   for (const auto& [name, value] : s.settings) settings.set(name, value);
   const Layout layout = scenario_layout(s);
   const Plan plan = make_plan(layout, settings.fragmenter, settings.num_fragments, s.shards);
-  std::uint64_t largest = 0, all = 0;
+  std::uint64_t largest = 0;
   for (FragmentId p = 0; p < plan.size(); ++p) {
-    const std::uint64_t bytes = payload_layout(layout, plan, p, PayloadKind::kContribution, settings).bytes;
-    largest = std::max(largest, bytes);
-    all += bytes;
+    largest = std::max(largest, payload_layout(layout, plan, p, PayloadKind::kContribution, settings).bytes);
   }
-  const bool lockstep = settings.mode == Mode::kLockstep;
-  s.payload_memory_bytes = lockstep ? s.learners.size() * all : (settings.min_quorum + random.below(4)) * largest;
+  const std::uint64_t members = settings.mode == Mode::kLockstep ? s.learners.size() : settings.min_quorum;
+  s.payload_memory_bytes = (members + random.below(4)) * largest;
 }
 
 void choose_learners(Scenario& s, Stream& shape) {
