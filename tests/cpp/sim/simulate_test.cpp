@@ -34,7 +34,7 @@ class RandomScenarios : public ::testing::TestWithParam<std::uint64_t> {};
 
 TEST_P(RandomScenarios, WithoutTensors) {
   SimulateOptions options;
-  options.events = static_cast<std::uint64_t>(testing::sized("events", 1'000'000, 100'000'000)) / kParts / kSlower;
+  options.events = static_cast<std::uint64_t>(testing::sized("events", 1'000'000 / kParts, 100'000'000 / kParts)) / kSlower;
   options.seed = 1 + GetParam() * kSeedsApart;
   const SimulateReport report = simulate(options);
   expect_sound(report);
@@ -44,7 +44,7 @@ TEST_P(RandomScenarios, WithoutTensors) {
 }
 
 TEST_P(RandomScenarios, WithSmallTensors) {
-  const auto schedules = static_cast<std::uint64_t>(testing::sized("schedules", 1000, 20'000)) / kParts / kSlower;
+  const auto schedules = static_cast<std::uint64_t>(testing::sized("schedules", 1000 / kParts, 20'000 / kParts)) / kSlower;
   SimulateReport all;
   for (std::uint64_t i = 0; i < schedules; ++i) {
     SimulateOptions options;
