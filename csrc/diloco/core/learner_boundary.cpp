@@ -272,13 +272,15 @@ void LearnerCore::Impl::readopt(FragmentId p) {
 }
 
 void LearnerCore::Impl::on_adopts_done() {
-  bool news = settings.mode == Mode::kDecoupled;  // in lockstep everything else has been told before holding
   for (FragmentId p = 0; p < fragments.size(); ++p) {
     LearnerFragment& fragment = fragments[p];
     if (!std::exchange(fragment.adopting, false)) continue;
     if (fragment.anchor_wanted) send_anchor(p);
   }
-  for (const auto& link : links) news = news || !link.unreported.empty();  // the clock too, to every shard
+  // In lockstep everything has been told before holding, but what was adopted, and to every shard the clock that may have
+  // raised.
+  const bool news = settings.mode == Mode::kDecoupled ||
+                    std::any_of(links.begin(), links.end(), [](const ShardLink& link) { return !link.unreported.empty(); });
   for (auto& link : links) {
     if (news) report(link);
     pump(link);

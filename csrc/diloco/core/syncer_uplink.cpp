@@ -55,7 +55,8 @@ void SyncerCore::Impl::pull_contributors() {
       }
       if (eligible(session, round.fragment, round.clock)) asked.push_back(&session);
     }
-    // If there may not be memory for all: first who has nothing here and makes steps; of them whose last merge is longest ago.
+    // If there may not be memory for all: first who has nothing here and makes steps, of them whose last merge is longest
+    // ago.
     if (asked.size() > 1 && payload_memory_scarce()) {
       const auto turn = [this, p = round.fragment](const Session* session) {
         return std::tuple(session->account->mailbox[p].has_value(), stalled(*session), session->account->merged_in[p]);
@@ -84,7 +85,9 @@ void SyncerCore::Impl::pull_due() {
     const Account& account = *session.account;
     for (FragmentId p = 0; p < slots.size(); ++p) {
       if (!slots[p].state || session.clock < account.due[p] || account.mailbox[p]) continue;
-      if (eligible(session, p, session.clock)) all.push_back({session.step_s.value_or(0.0) * static_cast<double>(session.clock - account.due[p]), &session, p});
+      if (!eligible(session, p, session.clock)) continue;
+      const auto steps = static_cast<double>(session.clock - account.due[p]);
+      all.push_back({steps * session.step_s.value_or(0.0), &session, p});
     }
   }
   // There may not be memory for all: what is due longest comes first, and a small one does not overtake a large one.

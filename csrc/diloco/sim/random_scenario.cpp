@@ -96,13 +96,12 @@ void choose_shards(Scenario& s) {
 void choose_memory(Scenario& s) {
   Stream random = stream(s.seed, kMemory);
   if (!random.chance(0.15)) return;
-  Settings settings;
-  for (const auto& [name, value] : s.settings) settings.set(name, value);
-  const Layout layout = scenario_layout(s);
-  const Plan plan = make_plan(layout, settings.fragmenter, settings.num_fragments, s.shards);
+  const ClusterOptions options = cluster_options(s);
+  const Settings& settings = options.settings;
+  const Plan plan = make_plan(options.layout, settings.fragmenter, settings.num_fragments, s.shards);
   std::uint64_t largest = 0;
   for (FragmentId p = 0; p < plan.size(); ++p) {
-    largest = std::max(largest, payload_layout(layout, plan, p, PayloadKind::kContribution, settings).bytes);
+    largest = std::max(largest, payload_layout(options.layout, plan, p, PayloadKind::kContribution, settings).bytes);
   }
   const std::uint64_t members = settings.mode == Mode::kLockstep ? s.learners.size() : settings.min_quorum;
   s.payload_memory_bytes = (members + random.below(4)) * largest;

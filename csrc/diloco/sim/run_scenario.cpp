@@ -7,23 +7,6 @@ namespace diloco::sim {
 
 namespace {
 
-ClusterOptions options_of(const Scenario& s, std::uint64_t max_events) {
-  ClusterOptions options;
-  for (const auto& [name, value] : s.settings) options.settings.set(name, value);
-  options.layout = scenario_layout(s);
-  options.learners = s.learners;
-  options.shards = s.shards;
-  options.merge_s = s.merge_s;
-  options.persist_s = s.persist_s;
-  options.payload_memory_bytes = s.payload_memory_bytes;
-  options.seed = s.seed;
-  options.light = !s.values;
-  options.check_values = s.values;
-  options.stop_at_violation = true;
-  options.max_events = max_events;
-  return options;
-}
-
 // The script: every fault begins, and most end.
 class Script {
  public:
@@ -120,14 +103,26 @@ class Script {
 
 }  // namespace
 
-Layout scenario_layout(const Scenario& s) {
-  Layout layout = small_layout(static_cast<int>(s.matrices), s.rows, s.cols);
-  layout.tensors.front().name = "embed.weight";  // averaged whatever `merge` says
-  return layout;
+ClusterOptions cluster_options(const Scenario& s) {
+  ClusterOptions options;
+  for (const auto& [name, value] : s.settings) options.settings.set(name, value);
+  options.layout = small_layout(static_cast<int>(s.matrices), s.rows, s.cols);
+  options.layout.tensors.front().name = "embed.weight";  // averaged whatever `merge` says
+  options.learners = s.learners;
+  options.shards = s.shards;
+  options.merge_s = s.merge_s;
+  options.persist_s = s.persist_s;
+  options.payload_memory_bytes = s.payload_memory_bytes;
+  options.seed = s.seed;
+  options.light = !s.values;
+  options.check_values = s.values;
+  options.stop_at_violation = true;
+  return options;
 }
 
 Outcome run_scenario(const Scenario& scenario, std::uint64_t max_events, bool keep_lines) {
-  ClusterOptions options = options_of(scenario, max_events);
+  ClusterOptions options = cluster_options(scenario);
+  options.max_events = max_events;
   options.keep_lines = keep_lines;
   Cluster cluster(std::move(options));
   cluster.plant(scenario.plant);

@@ -62,7 +62,7 @@ std::string to_json(const Scenario& scenario);
 // Throws ConfigError if the text is no scenario.
 Scenario scenario_from_json(const std::string& text);
 
-Layout scenario_layout(const Scenario& scenario);
+ClusterOptions cluster_options(const Scenario& scenario);
 // Any settings, any network, any faults.
 Scenario random_scenario(std::uint64_t seed, bool values);
 
