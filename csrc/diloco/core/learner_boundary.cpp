@@ -6,6 +6,16 @@
 #include "diloco/core/learner_impl.h"
 
 namespace diloco {
+namespace {
+
+std::uint64_t merged_of(const MergedTable& table, Incarnation incarnation) {
+  for (const auto& [who, to] : table) {
+    if (who == incarnation) return to;
+  }
+  return 0;
+}
+
+}  // namespace
 
 void LearnerCore::Impl::on_boundary(const Boundary& boundary) {
   ++steps;
@@ -17,7 +27,7 @@ void LearnerCore::Impl::on_boundary(const Boundary& boundary) {
     // Without weights yet it expects nothing: it would hold for who waits for it.
     LearnerFragment& fragment = fragments[p];
     if (!fragment.adopted.none() && stages_on_schedule(p)) fragment.expecting = clock;
-    stage(p);
+    if (!island()) stage(p);
   }
 }
 
@@ -29,18 +39,27 @@ bool LearnerCore::Impl::adopts_on_schedule(const LearnerFragment& fragment) cons
   return fragment.expecting && clock >= *fragment.expecting + settings.overlap_steps;
 }
 
+bool LearnerCore::Impl::wants_staging(FragmentId p) const {
+  const LearnerFragment& fragment = fragments[p];
+  const bool lockstep = settings.mode == Mode::kLockstep;
+  const bool late = lockstep && fragment.pull && fragment.pull->clock <= clock && !fragment.staged;
+  // An island looks more than once at a boundary.
+  const bool now_or_never = !island() || (fragment.staged_step != steps && tokens > fragment.from);
+  const bool wanted = lockstep ? (stages_on_schedule(p) && now_or_never) || (late && (!island() || tokens > fragment.from))
+                               : fragment.armed || fragment.pull;
+  // Work sent and then overwritten here must be settled first, or two accounts of the same fragment would be open.
+  if (fragment.in_limbo()) return false;
+  const std::uint64_t epoch = link_of(p).epoch;
+  if (!wanted || fragment.adopted.epoch != epoch || epoch == 0) return false;
+  // About to change under the copy; but a waiting pull is answered first, or overwriting would starve slow learners.
+  const bool about_to_adopt = fragment.ready || fragment.pending;
+  return !fragment.readopt && (lockstep || !about_to_adopt || fragment.pull);
+}
+
 // Refreshes the host copy of a fragment that will be asked for, or has been.
 void LearnerCore::Impl::stage(FragmentId p) {
   LearnerFragment& fragment = fragments[p];
-  const bool lockstep = settings.mode == Mode::kLockstep;
-  const bool late = lockstep && fragment.pull && fragment.pull->clock <= clock && !fragment.staged;
-  const bool wanted = lockstep ? stages_on_schedule(p) || late : fragment.armed || fragment.pull;
-  // Work sent and then overwritten here must be settled first, or two accounts of the same fragment would be open.
-  if (fragment.in_limbo()) return;
-  const std::uint64_t epoch = link_of(p).epoch;
-  if (!wanted || tokens <= fragment.from || fragment.adopted.epoch != epoch || epoch == 0) return;
-  // About to change under the copy; but a waiting pull is answered first, or overwriting would starve slow learners.
-  if (fragment.readopt || (!lockstep && fragment.ready && !fragment.pull)) return;
+  if (tokens <= fragment.from || !wants_staging(p)) return;
   BufferPtr out = staging_buffer(fragment, p);
   if (!out) return;
   fragment.staging = Staged{out, fragment.from, tokens, steps - fragment.from_steps, clock, fragment.adopted};
@@ -87,21 +106,24 @@ void LearnerCore::Impl::on_stages_done() {
   if (settings.mode == Mode::kLockstep) {
     for (auto& link : links) report(link);  // the syncer opens the round at this clock while we hold
   }
-  on_recheck();
+  if (planned) adopt_planned();
+  else on_recheck();
 }
 
 // Not with poison in the weights: the round waits for what is done from clean ones, at the next boundary.
 bool LearnerCore::Impl::must_hold(FragmentId p) const {
   const LearnerFragment& fragment = fragments[p];
-  return settings.mode == Mode::kLockstep && adopts_on_schedule(fragment) && !fragment.ready && !fragment.readopt &&
-         !rejected && !gave_up && !closing;
+  const bool here = fragment.ready && !island();  // in an island it is here when all ranks have it
+  return settings.mode == Mode::kLockstep && adopts_on_schedule(fragment) && !here && !fragment.readopt && !rejected &&
+         !gave_up && !closing;
 }
 
 bool LearnerCore::Impl::wants_adoption(FragmentId p) const {
   const LearnerFragment& fragment = fragments[p];
-  if (!fragment.ready || fragment.anchor_sending) return false;
+  const auto& image = island() ? fragment.pending : fragment.ready;
+  if (!image || fragment.anchor_sending) return false;
   // Those of a round that was late may be waited for.
-  if (settings.mode != Mode::kLockstep || !fragment.expecting || fragment.ready->clock < *fragment.expecting) return true;
+  if (settings.mode != Mode::kLockstep || !fragment.expecting || image->clock < *fragment.expecting) return true;
   return adopts_on_schedule(fragment);  // in lockstep the adoption step is the scheduled one
 }
 
@@ -113,6 +135,7 @@ void LearnerCore::Impl::on_recheck() {
   });
   holding = false;
   for (FragmentId p = 0; p < fragments.size() && !owes_a_step; ++p) holding = holding || must_hold(p);
+  if (island()) return;  // orders() tells all ranks
   if (!holding) return adopt_ready();
   // Rounds that are late (of who has just joined, after a restart of the syncer, for want of memory) go on meanwhile:
   // those waited for may not open before them.
@@ -173,77 +196,93 @@ void LearnerCore::Impl::drop_local_work(FragmentId p, DiscardReason reason) {
   miss_if_in_limbo(p);
 }
 
-void LearnerCore::Impl::adopt(FragmentId p) {
-  LearnerFragment& fragment = fragments[p];
-  const ReadyImage& image = *fragment.ready;
-  std::uint64_t merged_to = 0;
-  for (const auto& [incarnation, to] : image.merged) {
-    if (incarnation == options.incarnation) merged_to = to;
+AdoptPlan LearnerCore::Impl::adoption_of(FragmentId p, const ReadyImage& image) const {
+  const LearnerFragment& fragment = fragments[p];
+  AdoptPlan how;
+  how.formula = settings.adopt == Adopt::kRebase ? AdoptFormula::kRebase
+                : settings.adopt == Adopt::kBlend ? AdoptFormula::kBlend
+                                                  : AdoptFormula::kOverwrite;
+  const std::uint64_t merged_to = merged_of(image.merged, options.incarnation);
+  std::uint64_t from_steps = fragment.from_steps;
+  if (merged_to > fragment.from) {
+    const auto merged = std::find_if(fragment.sent.begin(), fragment.sent.end(), [&](const SentImage& sent) {
+      return sent.staged.from == fragment.from && sent.staged.to == merged_to;
+    });
+    if (merged != fragment.sent.end()) {
+      how.merged = *merged;
+      from_steps = merged->steps_at_to;
+    } else {
+      how.formula = AdoptFormula::kOverwrite;
+      how.drop = DiscardReason::kOverwritten;
+    }
   }
+  // The weights held here, under a new name: a syncer that lost its state has them back. Nothing changes, so the work
+  // done on them meanwhile stays, whatever the formula, and is not too old however much it is.
+  const bool new_life = image.version.epoch > fragment.adopted.epoch;
+  const bool renamed = new_life && image.version.n == fragment.adopted.n && settings.mode == Mode::kDecoupled;
+  if (fragment.readopt) {
+    how.formula = AdoptFormula::kOverwrite;
+    how.drop = *fragment.readopt;
+    how.reset = true;
+  } else if (renamed) {
+    how.formula = AdoptFormula::kRebase;
+  } else if (how.formula == AdoptFormula::kOverwrite) {
+    how.drop = DiscardReason::kOverwritten;
+  } else if (how.formula == AdoptFormula::kBlend) {
+    how.drop = DiscardReason::kBlended;
+  } else if (!fragment.adopted.none() && steps - from_steps > settings.carry_limit_steps()) {
+    how.formula = AdoptFormula::kOverwrite;
+    how.drop = DiscardReason::kCarryLimit;
+  }
+  return how;
+}
+
+void LearnerCore::Impl::adopt(FragmentId p) {
+  const ReadyImage image = *std::exchange(fragments[p].ready, std::nullopt);
+  adopt(p, image, adoption_of(p, image));
+}
+
+void LearnerCore::Impl::adopt(FragmentId p, const ReadyImage& image, const AdoptPlan& how) {
+  LearnerFragment& fragment = fragments[p];
+  const std::uint64_t merged_to = merged_of(image.merged, options.incarnation);
   AdoptFragment action;
   action.fragment = p;
   action.version = image.version;
   action.image = image.bytes;
-  action.formula = settings.adopt == Adopt::kRebase ? AdoptFormula::kRebase
-                   : settings.adopt == Adopt::kBlend ? AdoptFormula::kBlend
-                                                     : AdoptFormula::kOverwrite;
+  action.formula = how.formula;
   action.blend_alpha = static_cast<float>(settings.blend_alpha);
+  action.reset_inner_state = how.reset;
+  if (how.merged && how.formula == AdoptFormula::kRebase) action.sent = how.merged->staged.bytes;
 
   if (merged_to < fragment.merged_to) {
     // A syncer that lost its state went on from older weights. Its event log says which merges that undid.
     log(LogLevel::kWarning, fmt::format("fragment {}: the syncer lost what it had merged of this learner after token {}",
                                         p, merged_to));
   }
-  const bool first = fragment.adopted.none();
   if (merged_to > fragment.from) {
-    const auto merged = std::find_if(fragment.sent.begin(), fragment.sent.end(), [&](const SentImage& sent) {
-      return sent.staged.from == fragment.from && sent.staged.to == merged_to;
-    });
     settle_limbo(p, merged_to);
     ++contributions_merged;
     tokens_merged += merged_to - fragment.from;
-    if (merged != fragment.sent.end()) {
-      action.sent = merged->staged.bytes;
-      fragment.from = merged_to;
-      fragment.from_steps = merged->steps_at_to;
+    fragment.from = merged_to;
+    if (how.merged) {
+      fragment.from_steps = how.merged->steps_at_to;
     } else {
       // Merged, but the image is gone (it cannot be told apart from the rest of the local work).
       log(LogLevel::kWarning, fmt::format("fragment {}: tokens up to {} were merged from a copy that is no longer here; "
                                           "the local work since then is dropped", p, merged_to));
-      fragment.from = merged_to;
-      action.formula = AdoptFormula::kOverwrite;
       drop_local_work(p, DiscardReason::kOverwritten);
     }
   } else {
     if (fragment.in_limbo() && merged_to > fragment.limbo_from) ++contributions_merged;
     settle_limbo(p, merged_to);
   }
-  const bool new_life = image.version.epoch > fragment.adopted.epoch;
-  // The weights held here, under a new name: a syncer that lost its state has them back. Nothing changes, so the work
-  // done on them meanwhile stays, whatever the formula, and is not too old however much it is.
-  const bool renamed = new_life && image.version.n == fragment.adopted.n && settings.mode == Mode::kDecoupled;
-  if (renamed && !fragment.readopt) action.formula = AdoptFormula::kRebase;
   std::erase_if(fragment.sent, [&](const SentImage& sent) {
     return (sent.gone && sent.staged.to <= merged_to) || sent.staged.base.epoch < image.version.epoch;
   });
-  if (new_life) shrink_limbo(p, DiscardReason::kOverwritten);  // what the old life held went down with it
-
-  if (fragment.readopt) {
-    action.formula = AdoptFormula::kOverwrite;
-    action.sent = nullptr;
-    action.reset_inner_state = true;
-    drop_local_work(p, *fragment.readopt);
-    fragment.readopt.reset();
-  } else if (action.formula == AdoptFormula::kOverwrite) {
-    drop_local_work(p, DiscardReason::kOverwritten);
-  } else if (action.formula == AdoptFormula::kBlend) {
-    drop_local_work(p, DiscardReason::kBlended);
-  } else if (!first && !renamed && steps - fragment.from_steps > settings.carry_limit_steps()) {
-    action.formula = AdoptFormula::kOverwrite;
-    action.sent = nullptr;
-    drop_local_work(p, DiscardReason::kCarryLimit);
-  }
-  if (action.formula != AdoptFormula::kRebase) action.sent = nullptr;
+  // What the old life held went down with it.
+  if (image.version.epoch > fragment.adopted.epoch) shrink_limbo(p, DiscardReason::kOverwritten);
+  if (how.drop) drop_local_work(p, *how.drop);
+  if (how.reset) fragment.readopt.reset();
   fragment.staged.reset();
   fragment.merged_to = merged_to;
   fragment.merged_table = image.merged;
@@ -251,7 +290,6 @@ void LearnerCore::Impl::adopt(FragmentId p) {
   fragment.adopting = true;
   fragment.expecting.reset();
   clock = std::max(clock, image.clock);
-  fragment.ready.reset();
   link_of(p).unreported.push_back({p, fragment.adopted});
   ++adoptions;
   actions.push_back(std::move(action));
@@ -274,7 +312,7 @@ void LearnerCore::Impl::readopt(FragmentId p) {
 void LearnerCore::Impl::on_adopts_done() {
   for (FragmentId p = 0; p < fragments.size(); ++p) {
     LearnerFragment& fragment = fragments[p];
-    if (!std::exchange(fragment.adopting, false)) continue;
+    fragment.adopting = false;
     if (fragment.anchor_wanted) send_anchor(p);
   }
   // In lockstep everything has been told before holding, but what was adopted, and to every shard the clock that may have

@@ -22,7 +22,8 @@ bool LearnerCore::joined() const {
   }
   for (FragmentId p = 0; p < impl_->fragments.size(); ++p) {
     const LearnerFragment& fragment = impl_->fragments[p];
-    if (!fragment.ready && fragment.adopted.epoch != impl_->link_of(p).epoch) return false;
+    const bool coming = fragment.ready && !impl_->island();
+    if (!coming && fragment.adopted.epoch != impl_->link_of(p).epoch) return false;
   }
   return true;
 }
@@ -44,6 +45,7 @@ LearnerStats LearnerCore::stats() const { return impl_->stats(); }
 LearnerCore::Impl::Impl(LearnerCoreOptions given) : options(std::move(given)), layout(options.layout) {
   check_layout(layout);
   if (options.shards == 0) throw ConfigError("shards: expected at least 1, got 0");
+  if (options.island && options.shards > 1) throw ConfigError("an island needs a syncer of one shard");
   links.resize(options.shards);
   for (std::uint32_t shard = 0; shard < options.shards; ++shard) links[shard].shard = shard;
 }
@@ -61,12 +63,18 @@ std::vector<LearnerAction> LearnerCore::Impl::handle(const LearnerEvent& event, 
         if constexpr (std::is_same_v<E, ChannelDown>) lose(links.at(e.shard), e.why, false);
         if constexpr (std::is_same_v<E, ChannelFrame>) on_frame(e);
         if constexpr (std::is_same_v<E, Boundary>) on_boundary(e);
+        if constexpr (std::is_same_v<E, IslandPlanned>) on_island_planned(e);
         if constexpr (std::is_same_v<E, StagesDone>) on_stages_done();
         if constexpr (std::is_same_v<E, Recheck>) on_recheck();
         if constexpr (std::is_same_v<E, AdoptsDone>) on_adopts_done();
         if constexpr (std::is_same_v<E, JoinAdopt>) adopt_ready();
         if constexpr (std::is_same_v<E, CloseEvent>) {
           if (!closing) closing = now + e.flush_s;
+          if (e.tokens > 0) {
+            tokens += e.tokens;
+            actions.push_back(Progress{tokens});
+            for (auto& link : links) report(link);
+          }
         }
       },
       event);

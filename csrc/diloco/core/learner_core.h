@@ -11,6 +11,10 @@
 //   handle(Boundary) -> Stage...        execute, then
 //   handle(StagesDone) -> Adopt..., or `holding()` in lockstep: wait and handle(Recheck) until it is false
 //   execute the Adopts, then handle(AdoptsDone).
+//
+// As the leader of an island it only counts at Boundary, and stages and adopts what the plan of the last exchange says:
+//   handle(Boundary), handle(IslandPlanned) -> Stage... on all ranks, handle(StagesDone) -> Adopt... on all ranks,
+//   handle(AdoptsDone); then orders() and report() go into the next exchange.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +27,7 @@
 
 #include "diloco/base/settings.h"
 #include "diloco/base/types.h"
+#include "diloco/core/island.h"
 #include "diloco/core/syncer_core.h"  // Log, Tick
 #include "diloco/wire/frame.h"
 #include "diloco/wire/messages.h"
@@ -50,14 +55,18 @@ struct Boundary {  // one real optimizer step has been made with this many token
   std::uint64_t tokens = 1;
   double lr = 0.0;  // of the inner optimizer; 0 = not known
 };
+struct IslandPlanned {  // leader of an island: what all ranks do now
+  std::shared_ptr<const IslandPlan> plan;
+};
 struct StagesDone {};
 struct Recheck {};  // lockstep, while holding()
 struct AdoptsDone {};
 struct JoinAdopt {};  // before the first step: adopt whatever has arrived (no step is counted); ends with AdoptsDone
 struct CloseEvent {
   Seconds flush_s = 0.0;
+  std::uint64_t tokens = 0;  // of the last step, where they come late (islands)
 };
-using LearnerEvent = std::variant<ChannelUp, ChannelDown, ChannelFrame, Boundary, StagesDone, Recheck, AdoptsDone,
+using LearnerEvent = std::variant<ChannelUp, ChannelDown, ChannelFrame, Boundary, IslandPlanned, StagesDone, Recheck, AdoptsDone,
                                   JoinAdopt, Tick, CloseEvent>;
 
 // ---- actions ----
@@ -78,7 +87,6 @@ struct Stage {  // out <- encode(anchor - local), payload layout of a contributi
   FragmentId fragment = 0;
   BufferPtr out;
 };
-enum class AdoptFormula : std::uint8_t { kOverwrite, kBlend, kRebase };
 struct AdoptFragment {  // training thread: local <- formula(next, local, anchor, sent); anchor <- next
   FragmentId fragment = 0;
   Version version;
@@ -107,6 +115,13 @@ struct Closed {};
 using LearnerAction = std::variant<ConnectChannel, DropChannel, SendOn, Stage, AdoptFragment, Discard, Progress,
                                    Rejected, GaveUp, Closed, Log>;
 
+// Processes that train one copy of the model together.
+struct IslandOptions {
+  std::uint32_t ranks = 1;
+  std::uint32_t parts = 1;  // of the model, each on a connection of its own
+  Part part;                // the leader's, by tensor of its layout (which is the unsharded one); empty if parts = 1
+};
+
 struct LearnerCoreOptions {
   std::string learner_id, run_id, host, software;
   std::uint64_t pid = 0;
@@ -117,6 +132,7 @@ struct LearnerCoreOptions {
   std::uint32_t shards = 1;          // of the syncer
   Seconds give_up_after_s = 0.0;     // 0 = never
   std::uint64_t staging_bytes = 0;   // 0 = no bound but the schedule
+  std::optional<IslandOptions> island;  // with one shard
   std::function<std::uint64_t()> random;  // jitter of the back-off
   // Copies bytes [offset, offset + out.size()) of the anchor payload of `fragment` (called inside handle()).
   std::function<void(FragmentId fragment, std::uint64_t offset, std::span<std::byte> out)> read_anchor;
@@ -147,13 +163,23 @@ class LearnerCore {
   TimePoint next_deadline() const;
 
   bool holding() const;          // lockstep: the training thread must wait
-  bool joined() const;           // WELCOMEd by every shard, and every fragment adopted or ready to adopt
+  bool joined() const;           // WELCOMEd by every shard, and every fragment adopted or (not in islands) ready to adopt
   std::string holding_for() const;
   const Plan* plan() const;      // null before the first WELCOME
   const Layout& layout() const;  // the run's once WELCOMEd (same tensors, maybe another order)
   const Settings& settings() const;
   const PayloadLayout& payload(FragmentId fragment, PayloadKind kind) const;
   LearnerStats stats() const;
+
+  bool busy() const;  // leader of an island: something is to be staged or adopted now
+  // Leader of an island, after AdoptsDone: what goes into the next exchange. What orders() says is kept as it is until the
+  // IslandPlanned that contains it. `plan_known`: every rank has been given the WELCOME.
+  IslandOrders orders(bool plan_known);
+  IslandReport report() const;
+  // Body of the last WELCOME; empty before the first.
+  const std::string& welcome() const;
+  // Image of the version that report() called arrived, for the replicas; null if it is another.
+  ConstBufferPtr arrived(FragmentId fragment, const Version& version) const;
 
  private:
   struct Impl;

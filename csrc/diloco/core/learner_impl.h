@@ -2,6 +2,7 @@
 //   learner_core.cpp      dispatch, time, statistics, close
 //   learner_links.cpp     one connection per shard: HELLO and WELCOME, its loss, frames in
 //   learner_transfers.cpp what the frames ask for: uploads, arriving images
+//   learner_island.cpp    leader of an island: orders for all ranks, and carrying out what was planned
 //   learner_boundary.cpp  count, stage, adopt, report; the token accounts
 #pragma once
 
@@ -42,6 +43,15 @@ struct ReadyImage {
   MergedTable merged;
 };
 
+// How a version will be adopted.
+struct AdoptPlan {
+  AdoptFormula formula = AdoptFormula::kRebase;
+  std::optional<SentImage> merged;    // the copy whose work it contains
+  std::optional<DiscardReason> drop;  // the local work is given up
+  bool reset = false;                 // with the inner optimizer's state
+  bool back = false;                  // to the anchor; no version
+};
+
 // One fragment as this learner sees it. Tokens [0, from) are settled: merged or discarded, except the limbo interval:
 // sent before an overwriting adoption threw it away locally, still waiting to be merged by the syncer.
 struct LearnerFragment {
@@ -55,6 +65,11 @@ struct LearnerFragment {
   std::vector<SentImage> sent;
   std::optional<Pull> pull;      // waiting for a staged copy
   std::optional<ReadyImage> ready;
+  // Island: the version reported to the other ranks, and how it will be adopted once all have it. Neither changes between
+  // orders() and the plan that contains them.
+  std::optional<ReadyImage> pending;
+  std::optional<AdoptPlan> ordered;
+  std::uint64_t staged_step = 0;  // step at which staging was last ordered
   bool armed = false;
   bool adopting = false;
   bool anchor_wanted = false;    // asked for while it could not be sent
@@ -145,11 +160,14 @@ struct LearnerCore::Impl {
 
   // learner_boundary.cpp
   void on_boundary(const Boundary& boundary);
+  bool wants_staging(FragmentId fragment) const;
   void stage(FragmentId fragment);
   void on_stages_done();
   void on_recheck();
   void adopt_ready();
+  AdoptPlan adoption_of(FragmentId fragment, const ReadyImage& image) const;
   void adopt(FragmentId fragment);
+  void adopt(FragmentId fragment, const ReadyImage& image, const AdoptPlan& how);
   void readopt(FragmentId fragment);
   void on_adopts_done();
   void report(ShardLink& link);
@@ -162,6 +180,14 @@ struct LearnerCore::Impl {
   void shrink_limbo(FragmentId fragment, DiscardReason reason);
   void drop_local_work(FragmentId fragment, DiscardReason reason);
   BufferPtr staging_buffer(LearnerFragment& state, FragmentId fragment);
+
+  // learner_island.cpp
+  bool island() const { return options.island.has_value(); }
+  void on_island_planned(const IslandPlanned& event);
+  void adopt_planned();
+  IslandOrders orders(bool plan_known);
+  IslandReport report() const;
+  void make_payloads();
 
   LearnerStats stats() const;
 
@@ -182,6 +208,10 @@ struct LearnerCore::Impl {
   std::vector<LearnerFragment> fragments;
 
   std::uint64_t next_tag = 1;
+
+  // Leader of an island.
+  std::shared_ptr<const IslandPlan> planned;  // being carried out
+  std::string welcome_body;
 
   // Progress.
   std::uint64_t steps = 0, tokens = 0;

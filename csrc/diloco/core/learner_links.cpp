@@ -27,6 +27,7 @@ Header LearnerCore::Impl::header_template(const ShardLink& link) const {
   header.epoch = link.epoch;
   header.incarnation = options.incarnation;
   header.shard = link.shard;
+  header.parts = static_cast<std::uint16_t>(island() ? options.island->parts : 1);
   return header;
 }
 
@@ -74,6 +75,11 @@ void LearnerCore::Impl::say_hello(ShardLink& link) {
   hello.steps = steps;
   hello.clock = clock;
   hello.downlink_credit = settings.credit_window_bytes;
+  if (island()) {
+    hello.ranks = options.island->ranks;
+    hello.parts = options.island->parts;
+    hello.part = options.island->part;
+  }
   for (FragmentId p = 0; p < fragments.size(); ++p) {
     const bool mine = serves(link, p);
     hello.adopted.push_back(mine ? fragments[p].adopted : Version{});
@@ -288,12 +294,11 @@ void LearnerCore::Impl::on_welcome(ShardLink& link, const Header& header, Bytes 
     plan = welcome->plan;
     layout = welcome->layout;
     fragments.resize(plan->size());
-    payloads.resize(plan->size());
-    for (FragmentId p = 0; p < plan->size(); ++p) {
-      for (const auto kind : {PayloadKind::kContribution, PayloadKind::kAnchor, PayloadKind::kImage}) {
-        payloads[p][static_cast<std::size_t>(kind)] = payload_layout(layout, *plan, p, kind, settings);
-      }
-    }
+    make_payloads();
+  }
+  if (island()) {
+    const auto* bytes = reinterpret_cast<const char*>(payload.data());
+    welcome_body.assign(bytes, payload.size());
   }
   link.uplink.reset(settings.credit_window_bytes);
   link.downlink_credit.set_window(settings.credit_window_bytes);

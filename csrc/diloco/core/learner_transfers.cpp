@@ -15,7 +15,7 @@ void LearnerCore::Impl::on_pull(ShardLink& link, const Header& header, const Pul
   link.uplink.grant(header.offset);
   if (pull.kind == PayloadKind::kAnchor) {
     fragment.anchor_wanted = true;
-    if (!fragment.adopting) send_anchor(pull.fragment);
+    if (!fragment.adopting && !fragment.ordered) send_anchor(pull.fragment);
     return pump(link);
   }
   // What the syncer neither holds nor can still receive will never be merged. An answer to this very PULL, repeated on
@@ -54,6 +54,7 @@ void LearnerCore::Impl::answer(FragmentId p) {
   begin.from = staged.from;
   begin.to = staged.to;
   begin.c_steps = staged.steps;
+  begin.step = fragment.from_steps + staged.steps;
   begin.clock = staged.clock;
   if (settings.mode == Mode::kLockstep) fragment.expecting = fragment.pull->clock;  // also of a round that was late
   fragment.pull.reset();
@@ -120,7 +121,8 @@ void LearnerCore::Impl::pump(ShardLink& link) {
 
 void LearnerCore::Impl::on_begin(ShardLink& link, const Header& header, const Begin& begin) {
   const LearnerFragment& fragment = fragments[begin.fragment];
-  const bool news = begin.base > fragment.adopted && (!fragment.ready || begin.base > fragment.ready->version);
+  const bool news = begin.base > fragment.adopted && (!fragment.ready || begin.base > fragment.ready->version) &&
+                    (!fragment.pending || begin.base > fragment.pending->version);
   const auto& expected = payloads[begin.fragment][static_cast<std::size_t>(PayloadKind::kImage)];
   on_transfer(link, link.downlink.begin(header, begin, expected.bytes, news));
 }

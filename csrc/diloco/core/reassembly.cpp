@@ -7,7 +7,7 @@
 namespace diloco {
 
 Reassembly::Outcome Reassembly::begin(const Header& header, const Begin& begin, std::uint64_t expected_bytes,
-                                      bool keep) {
+                                      bool keep, Sink sink) {
   if (open_) {
     return {fmt::format("BEGIN of transfer {} while transfer {} is at byte {} of {}", header.transfer, transfer_, at_,
                         total_), {}, {}};
@@ -23,7 +23,8 @@ Reassembly::Outcome Reassembly::begin(const Header& header, const Begin& begin, 
   total_ = header.total;
   at_ = 0;
   open_ = begin;
-  bytes_ = keep ? Buffer::make(total_) : nullptr;
+  sink_ = keep ? std::move(sink) : Sink();
+  bytes_ = keep && !sink_ ? Buffer::make(total_) : nullptr;
   return total_ == 0 ? finish() : Outcome{};
 }
 
@@ -38,6 +39,7 @@ Reassembly::Outcome Reassembly::chunk(const Header& header, std::span<const std:
   if (payload.size() > total_ - at_) {
     return {fmt::format("CHUNK of {} bytes runs over the end: {} of {} are in", payload.size(), at_, total_), {}, {}};
   }
+  if (sink_) sink_(at_, payload);
   if (bytes_) std::memcpy(bytes_->data() + at_, payload.data(), payload.size());
   at_ += payload.size();
   return at_ == total_ ? finish() : Outcome{};
@@ -47,12 +49,14 @@ Reassembly::Outcome Reassembly::finish() {
   Outcome outcome{{}, std::move(open_), std::move(bytes_)};
   open_.reset();
   bytes_.reset();
+  sink_ = {};
   return outcome;
 }
 
 void Reassembly::reset() {
   open_.reset();
   bytes_.reset();
+  sink_ = {};
   last_transfer_ = 0;
 }
 

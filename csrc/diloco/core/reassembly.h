@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -24,8 +25,9 @@ class Reassembly {
   };
 
   // `expected_bytes` is the negotiated size of this kind of payload. `keep` false: a transfer nobody wants (too late);
-  // its chunks are counted and dropped.
-  Outcome begin(const Header& header, const Begin& begin, std::uint64_t expected_bytes, bool keep);
+  // its chunks are counted and dropped. With `sink` the bytes go there, and none come with `complete`.
+  using Sink = std::function<void(std::uint64_t offset, std::span<const std::byte> bytes)>;
+  Outcome begin(const Header& header, const Begin& begin, std::uint64_t expected_bytes, bool keep, Sink sink = {});
   Outcome chunk(const Header& header, std::span<const std::byte> payload);
   void reset();
 
@@ -37,6 +39,7 @@ class Reassembly {
   Outcome finish();
   std::optional<Begin> open_;
   BufferPtr bytes_;
+  Sink sink_;
   std::uint64_t transfer_ = 0;
   std::uint64_t last_transfer_ = 0;
   std::uint64_t total_ = 0;

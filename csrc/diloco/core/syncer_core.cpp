@@ -122,23 +122,7 @@ void SyncerCore::Impl::on_frame(const FrameEvent& frame) {
     if (Session* session = session_of(frame.peer)) return violation(*session, text);
     return reject(frame.peer, "shard", text);
   }
-  if (header.type == MessageType::kLane) {
-    const auto it = sessions.find(header.session);
-    if (it == sessions.end() || it->second.lane_token != header.transfer || it->second.bulk != 0) {
-      send(frame.peer, MessageType::kRehello, nullptr, {});
-      actions.push_back(CutPeer{frame.peer, "LANE with an unknown session or a wrong token"});
-      return;
-    }
-    Session& session = it->second;
-    session.bulk = frame.peer;
-    peer_session[frame.peer] = session.id;
-    for (FragmentId p = 0; p < slots.size(); ++p) {
-      if (slots[p].state) queue_image(session, p);
-    }
-    pump(session);
-    elect_anchors();
-    return;
-  }
+  if (header.type == MessageType::kLane) return on_lane(frame.peer, header, frame.payload);
   Session* session = session_of(frame.peer);
   if (!session || header.session != session->id) {
     // Frames queued by a DEALER reach a restarted syncer before any HELLO does.
@@ -147,6 +131,15 @@ void SyncerCore::Impl::on_frame(const FrameEvent& frame) {
   }
   // The control connection alone shows life: it has the heartbeats, and may be dead while bulk is not.
   if (frame.peer == session->control) session->liveness.heard(now);
+  // Of the first part CREDIT and MISS come on the control connection, of the others on their own.
+  BulkLane* own = lane_of(*session, frame.peer);
+  if (own) own->liveness.heard(now);
+  BulkLane& lane = own ? *own : session->lanes.front();
+  const bool control_only = header.type == MessageType::kStep || header.type == MessageType::kGoodbye;
+  if (own && own != &session->lanes.front() && control_only) {
+    return violation(*session, fmt::format("{} on the bulk connection of part {}", message_name(header.type),
+                                           own - session->lanes.data()));
+  }
   session->account->last_contact = now;
   if (!pending_hellos.empty()) resolve_pending(session->id, true);
 
@@ -157,21 +150,22 @@ void SyncerCore::Impl::on_frame(const FrameEvent& frame) {
       if (const auto step = decode_step(frame.payload, &why)) on_step(*session, *step); else malformed();
       break;
     case MessageType::kHeartbeat:
+      if (own) break;  // a sign of life is all it is
       if (const auto beat = decode_heartbeat(frame.payload, &why)) on_heartbeat(*session, *beat); else malformed();
       break;
     case MessageType::kCredit:
-      session->downlink.grant(header.offset, header.total);
-      note_delivery(*session, header.total);
+      lane.downlink.grant(header.offset, header.total);
+      if (&lane == &session->lanes.front()) note_delivery(*session, header.total);
       pump(*session);
       break;
     case MessageType::kBegin:
-      if (const auto begin = decode_begin(frame.payload, &why)) on_begin(*session, header, *begin); else malformed();
+      if (const auto begin = decode_begin(frame.payload, &why)) on_begin(*session, lane, header, *begin); else malformed();
       break;
     case MessageType::kChunk:
-      on_chunk(*session, header, frame.payload);
+      on_chunk(*session, lane, header, frame.payload);
       break;
     case MessageType::kMiss:
-      on_miss(*session, header.fragment);
+      on_miss(*session, lane, header.fragment);
       break;
     case MessageType::kGoodbye:
       end_session(session->id, "said goodbye", true);
@@ -185,18 +179,21 @@ void SyncerCore::Impl::on_frame(const FrameEvent& frame) {
 // Everything that depends on time or on what just changed. Idempotent.
 void SyncerCore::Impl::on_tick() {
   if (stopped) return;
-  std::vector<SessionId> silent;
+  std::vector<std::pair<SessionId, std::string>> silent;
   for (auto& [id, session] : sessions) {
     if (session.control == 0) continue;
+    std::string who;
+    serve_lanes(session, &who);
+    if (!who.empty()) silent.emplace_back(id, who);
     if (session.liveness.silent(now)) {
-      silent.push_back(id);
+      silent.emplace_back(id, "silent");
     } else if (session.liveness.must_speak(now)) {
       session.liveness.said(now);
       send(session.control, MessageType::kHeartbeat, &session, encode(Heartbeat{}));
     }
   }
-  for (const SessionId id : silent) {
-    end_session(id, fmt::format("silent for {:.1f} s", settings.heartbeat_timeout_s), true);
+  for (const auto& [id, who] : silent) {
+    end_session(id, fmt::format("{} for {:.1f} s", who, settings.heartbeat_timeout_s), true);
   }
   std::vector<PendingHello> expired;
   for (const auto& [peer, pending] : pending_hellos) {
@@ -264,6 +261,9 @@ TimePoint SyncerCore::Impl::next_deadline() const {
   if (stopped) return at;
   for (const auto& [id, session] : sessions) {
     at = std::min(at, session.liveness.deadline());
+    for (std::size_t part = 1; part < session.lanes.size(); ++part) {
+      if (session.lanes[part].peer != 0) at = std::min(at, session.lanes[part].liveness.deadline());
+    }
     if (!stalled(session)) at = std::min(at, session.last_step + stall_after_s(session.step_s.value_or(0.0)));
   }
   for (const auto& [peer, pending] : pending_hellos) at = std::min(at, pending.deadline);

@@ -2,6 +2,7 @@
 //   syncer_core.cpp       dispatch, deadlines, time-driven duties
 //   syncer_sessions.cpp   HELLO, WELCOME, REJECT, liveness, duplicate ids
 //   syncer_init.cpp       where the first weights come from: a learner's anchor
+//   syncer_island.cpp     lanes of a session, the parts of an island
 //   syncer_uplink.cpp     PULL, transfers from learners, screening, the mailbox
 //   syncer_memory.cpp     room for contributions
 //   syncer_rounds.cpp     due clocks, opening, quorum and grace, merge
@@ -19,6 +20,7 @@
 #include "diloco/core/outbox.h"
 #include "diloco/core/reassembly.h"
 #include "diloco/core/syncer_core.h"
+#include "diloco/fragment/part.h"
 #include "diloco/quorum/ema.h"
 #include "diloco/quorum/quorum.h"
 
@@ -66,12 +68,40 @@ struct Account : Life {
   std::vector<Version> adopted;          // last known
 };
 
-// One connection's life of a learner: control and bulk channel.
+// Parts of one upload of an island, put together as they arrive.
+struct Gathering {
+  Begin begin;               // of part 0
+  BufferPtr whole;           // payload of the unsharded fragment; null if nobody wants it
+  std::uint32_t left = 0;    // parts not complete
+  std::vector<bool> begun;   // by part
+  bool given_up = false;     // a part did not come or did not agree; the others' bytes are dropped
+};
+
+// One bulk connection. A learner of one process has one, an island one for each part of the model.
+struct BulkLane {
+  PeerId peer = 0;  // 0 until LANE
+  Reassembly uplink;
+  ReceiverCredit uplink_credit;
+  Outbox downlink;
+  Liveness liveness;         // of parts after the first; that of the first is the control connection's
+  Part part;                 // what the rank holds, by tensor of the run's layout; empty: everything
+  std::vector<bool> owned;   // by tensor: taken from this part
+  std::shared_ptr<Gathering> filling;  // what the transfer under way is a part of; null: nobody wants it
+};
+
+// One connection's life of a learner: control and bulk channels.
 struct Session {
   SessionId id = 0;
   PeerId control = 0;
-  PeerId bulk = 0;  // 0 until LANE
   std::uint64_t lane_token = 0;
+  std::vector<BulkLane> lanes;             // by part
+  std::uint32_t ranks = 1;                 // processes of the learner
+  std::vector<std::uint32_t> tensors;      // by tensor of HELLO's layout: its index in the run's
+  bool whole = false;                      // every lane is there: the learner can contribute and be sent to
+  std::map<std::pair<FragmentId, PayloadKind>, std::shared_ptr<Gathering>> gathering;
+  // Islands: newest version sent of each fragment. The next one is sent when this one has been adopted, so that all ranks
+  // adopt the same.
+  std::vector<Version> sent;
   Account* account = nullptr;
   Liveness liveness;
 
@@ -90,11 +120,11 @@ struct Session {
   std::vector<unsigned> missed;                      // rounds in a row that closed without the answer
   std::set<FragmentId> armed;
 
-  Reassembly uplink;
-  ReceiverCredit uplink_credit;
-  std::uint64_t reserved = 0;  // payload memory of outstanding pulls and the transfer under way
-  Outbox downlink;
-  std::map<FragmentId, std::uint64_t> delivered_at_byte;  // downlink byte at which the fragment's last image ends
+  std::uint64_t reserved = 0;  // payload memory of outstanding pulls and the transfers under way
+  std::map<FragmentId, std::uint64_t> delivered_at_byte;  // first lane: downlink byte at which the fragment's last image ends
+
+  bool island() const { return ranks > 1; }
+  ReceiverCredit& uplink_credit() { return lanes.front().uplink_credit; }
 };
 
 struct PendingHello {  // a newcomer with the id of a live learner, while the old session is probed
@@ -209,11 +239,23 @@ struct SyncerCore::Impl {
   std::size_t incarnations_with(const MergedTable& table) const;
   bool room_for_newcomer();
 
+  // syncer_island.cpp
+  void on_lane(PeerId peer, const Header& header, Bytes payload);
+  BulkLane* lane_of(Session& session, PeerId peer);
+  void bind_part(Session& session, BulkLane& lane, const Part& part);
+  void complete_lanes(Session& session);
+  PartMap map_of(const BulkLane& lane, const PayloadLayout& payload) const;
+  std::uint64_t bytes_of(const BulkLane& lane, const PayloadLayout& payload) const;
+  void gather(Session& session, BulkLane& lane, const Header& header, const Begin& begin, bool keep);
+  std::optional<std::pair<Begin, BufferPtr>> gathered(Session& session, BulkLane& lane);
+  void give_up_gathering(Session& session, FragmentId p, PayloadKind kind, const std::string& why);
+  void serve_lanes(Session& session, std::string* silent);
+
   // syncer_uplink.cpp
-  void on_begin(Session& session, const Header& header, const Begin& begin);
-  void on_miss(Session& session, FragmentId p);
-  void on_chunk(Session& session, const Header& header, Bytes payload);
-  void on_transfer(Session& session, Reassembly::Outcome outcome);
+  void on_begin(Session& session, BulkLane& lane, const Header& header, const Begin& begin);
+  void on_miss(Session& session, const BulkLane& lane, FragmentId p);
+  void on_chunk(Session& session, BulkLane& lane, const Header& header, Bytes payload);
+  void on_transfer(Session& session, BulkLane& lane, Reassembly::Outcome outcome);
   void on_screen_done(const ScreenDone& done);
   bool eligible(const Session& session, FragmentId fragment, Clock clock) const;
   void pull_contributors();
@@ -279,6 +321,7 @@ struct SyncerCore::Impl {
   std::uint64_t retained_bytes() const;
   void queue_image(Session& session, FragmentId fragment);
   void pump(Session& session);
+  void send_held_back(Session& session, FragmentId fragment);
   void note_delivery(Session& session, std::uint64_t received);
   MergedTable merged_table(FragmentId fragment) const;
 

@@ -34,7 +34,10 @@ void SyncerCore::Impl::maybe_recover(Session& session) {
     if (slot.init_from == 0) {
       slot.gave_way = slot.state->version;
       slot.state = nullptr;  // elect again; this learner now has the newest
-      for (auto& [id, other] : sessions) other.downlink.drop(p);
+      for (auto& [id, other] : sessions) {
+        // Of an island some ranks may have all of it: it is finished there, or they would never adopt the same.
+        if (!other.island()) other.lanes.front().downlink.drop(p);
+      }
       for (auto& [incarnation, account] : accounts) refuse_held(account, p, "the weights it started from gave way");
     }
   }
@@ -61,7 +64,7 @@ void SyncerCore::Impl::elect_anchors() {
     const auto holds = [&](const Session& session) { return before_this_life(p, session.adopted[p]); };
     Session* best = nullptr;
     for (auto& [id, session] : sessions) {
-      if (session.control == 0 || session.bulk == 0) continue;
+      if (session.control == 0 || !session.whole) continue;
       if (!best || holds(session) > holds(*best)) best = &session;
     }
     if (!best) continue;
@@ -69,7 +72,7 @@ void SyncerCore::Impl::elect_anchors() {
     Pull pull;
     pull.kind = PayloadKind::kAnchor;
     pull.fragment = p;
-    send(best->control, MessageType::kPull, best, encode(pull), p, best->uplink_credit.grant_now());
+    send(best->control, MessageType::kPull, best, encode(pull), p, best->uplink_credit().grant_now());
   }
 }
 

@@ -86,7 +86,7 @@ void SyncerCore::Impl::publish(FragmentId p, std::uint64_t round, Clock clock, I
   begin.merged = merged_table(p);
   slot.begin = std::make_shared<const std::string>(encode(begin));
   for (auto& [id, session] : sessions) {
-    if (session.control == 0 || session.bulk == 0) continue;
+    if (session.control == 0 || !session.whole) continue;
     if (only != 0 && session.account->incarnation != only) continue;
     queue_image(session, p);
     pump(session);
@@ -96,27 +96,53 @@ void SyncerCore::Impl::publish(FragmentId p, std::uint64_t round, Clock clock, I
 void SyncerCore::Impl::queue_image(Session& session, FragmentId p) {
   const FragmentSlot& slot = slots[p];
   if (session.adopted[p] >= slot.state->version) return;
-  Transfer transfer;
-  transfer.fragment = p;
-  transfer.kind = PayloadKind::kImage;
-  transfer.version = slot.state->version;
-  transfer.begin = slot.begin;
-  transfer.image = slot.image;
-  transfer.total = slot.image_layout.bytes;
-  transfer.tag = p;
-  session.downlink.push(std::move(transfer));
+  if (session.island()) {
+    if (session.sent[p] > session.adopted[p]) return;  // send_held_back()
+    session.sent[p] = slot.state->version;
+  }
+  for (BulkLane& lane : session.lanes) {
+    Transfer transfer;
+    transfer.fragment = p;
+    transfer.kind = PayloadKind::kImage;
+    transfer.version = slot.state->version;
+    transfer.begin = slot.begin;
+    transfer.total = bytes_of(lane, slot.image_layout);
+    transfer.tag = p;
+    if (lane.part.empty()) {
+      transfer.image = slot.image;
+    } else {
+      auto map = std::make_shared<const PartMap>(map_of(lane, slot.image_layout));
+      transfer.read = [map, bytes = slot.image.bytes](std::uint64_t offset, std::span<std::byte> out) {
+        map->gather(bytes->data(), offset, out);
+      };
+    }
+    lane.downlink.push(std::move(transfer));
+  }
+}
+
+// An island has adopted what was on its way: whatever came meanwhile follows.
+void SyncerCore::Impl::send_held_back(Session& session, FragmentId p) {
+  if (!session.island() || !session.whole || !slots[p].state || session.sent[p] == slots[p].state->version) return;
+  queue_image(session, p);
+  pump(session);
 }
 
 void SyncerCore::Impl::pump(Session& session) {
-  if (session.control == 0 || session.bulk == 0) return;
+  if (session.control == 0 || !session.whole) return;
   Header header;
   header.session = session.id;
   header.epoch = epoch;
   header.shard = options.shard;
   header.incarnation = session.account->incarnation;
-  auto batch = session.downlink.take(header, settings.chunk_bytes);
-  for (auto& frame : batch.frames) actions.push_back(SendTo{session.bulk, std::move(frame)});
-  for (const auto& [tag, end] : batch.finished) session.delivered_at_byte[static_cast<FragmentId>(tag)] = end;
+  header.parts = static_cast<std::uint16_t>(session.lanes.size());
+  for (std::size_t part = 0; part < session.lanes.size(); ++part) {
+    BulkLane& lane = session.lanes[part];
+    header.part = static_cast<std::uint16_t>(part);
+    auto batch = lane.downlink.take(header, settings.chunk_bytes);
+    for (auto& frame : batch.frames) actions.push_back(SendTo{lane.peer, std::move(frame)});
+    if (part > 0) continue;
+    for (const auto& [tag, end] : batch.finished) session.delivered_at_byte[static_cast<FragmentId>(tag)] = end;
+  }
 }
 
 // CREDIT tells how far the receiver has read: the first learner that has a version ends xi_sync.

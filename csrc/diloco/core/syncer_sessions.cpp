@@ -191,8 +191,11 @@ void SyncerCore::Impl::bump_epoch(std::uint64_t at_least) {
 }
 
 void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hello) {
-  if (live_sessions() >= settings.max_learners) {
-    return reject(peer, "full", fmt::format("max_learners = {} learners are here already", settings.max_learners));
+  std::size_t ranks = hello.parts;  // those of an island with a connection count as one learner each
+  for (const auto& [id, session] : sessions) ranks += session.control != 0 ? session.lanes.size() : 0;
+  if (ranks > settings.max_learners) {
+    return reject(peer, "full", fmt::format("max_learners = {}, and with this one there would be {} (ranks of islands are "
+                                            "counted too)", settings.max_learners, ranks));
   }
   if (!accounts.contains(header.incarnation) && !settled.contains(header.incarnation) && !room_for_newcomer()) {
     return reject(peer, "full", fmt::format("this run has had {} incarnations of learners, at most {} are remembered; "
@@ -248,8 +251,15 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
   session.pulled.resize(plan.size());
   session.pulled_from.resize(plan.size());
   session.missed.resize(plan.size(), 0);
-  session.uplink_credit.reset(settings.credit_window_bytes, settings.credit_window_bytes);
-  session.downlink.reset(hello.downlink_credit, sender_window(settings.credit_window_bytes));
+  session.sent.resize(plan.size());
+  session.ranks = hello.ranks;
+  session.lanes.resize(hello.parts);
+  for (std::size_t i = 0; i < hello.part.size(); ++i) {
+    session.tensors.push_back(index_of(*layout, hello.layout.tensors[i].name));
+  }
+  for (BulkLane& lane : session.lanes) lane.uplink_credit.reset(settings.credit_window_bytes, settings.credit_window_bytes);
+  session.lanes.front().downlink.reset(hello.downlink_credit, sender_window(settings.credit_window_bytes));
+  if (hello.parts > 1) bind_part(session, session.lanes.front(), hello.part);
   peer_session[peer] = id;
 
   if (hello.merged_to.size() == plan.size()) {
@@ -286,12 +296,15 @@ void SyncerCore::Impl::end_session(SessionId id, const std::string& why, bool cu
   const auto it = sessions.find(id);
   if (it == sessions.end() || it->second.control == 0) return;
   Session& session = it->second;
-  for (const PeerId peer : {session.control, session.bulk}) {
-    if (peer == 0) continue;
+  const auto end = [&](PeerId& peer) {
+    if (peer == 0) return;
     peer_session.erase(peer);
     if (cut) actions.push_back(CutPeer{peer, why});
-  }
-  session.control = session.bulk = 0;
+    peer = 0;
+  };
+  end(session.control);
+  for (BulkLane& lane : session.lanes) end(lane.peer);
+  session.whole = false;
   dead.push_back(id);
   for (auto& [number, round] : rounds) {
     // What was not delivered is gone with the connection; if the learner returns in time it is asked again.
@@ -361,6 +374,9 @@ void SyncerCore::Impl::on_step(Session& session, const Step& step) {
     if (owns(fragment)) session.adopted[fragment] = std::max(session.adopted[fragment], version);
   }
   account.adopted = session.adopted;
+  for (const auto& [fragment, version] : step.adopted) {
+    if (owns(fragment)) send_held_back(session, fragment);
+  }
 }
 
 bool SyncerCore::Impl::stalled(const Session& session) const {

@@ -12,7 +12,7 @@ namespace diloco {
 // Everybody with work contributes, however far behind its clock is: asking for clock >= t starves every learner slower
 // than the K-th fastest for ever.
 bool SyncerCore::Impl::eligible(const Session& session, FragmentId p, Clock clock) const {
-  if (session.control == 0 || session.bulk == 0 || session.pulled[p]) return false;
+  if (session.control == 0 || !session.whole || session.pulled[p]) return false;
   const Account& account = *session.account;
   const Version adopted = session.adopted[p];
   if (adopted.epoch != epoch || adopted < account.merged_in[p] || too_stale(adopted, p)) return false;
@@ -123,11 +123,11 @@ bool SyncerCore::Impl::pull(Session& session, FragmentId p, std::uint64_t round,
   pull.clock = clock;
   pull.merged_to = session.account->merged_to[p];
   pull.held_to = held ? held->begin.to : 0;
-  send(session.control, MessageType::kPull, &session, encode(pull), p, session.uplink_credit.grant_now());
+  send(session.control, MessageType::kPull, &session, encode(pull), p, session.uplink_credit().grant_now());
   return true;
 }
 
-void SyncerCore::Impl::on_begin(Session& session, const Header& header, const Begin& begin) {
+void SyncerCore::Impl::on_begin(Session& session, BulkLane& lane, const Header& header, const Begin& begin) {
   const FragmentId p = begin.fragment;
   if (p >= slots.size()) {
     return violation(session, fmt::format("BEGIN for fragment {}; the plan has {}", p, slots.size()));
@@ -136,28 +136,41 @@ void SyncerCore::Impl::on_begin(Session& session, const Header& header, const Be
     return violation(session, fmt::format("BEGIN for fragment {} of syncer shard {}; this is shard {}", p,
                                           plan.fragments[p].shard, options.shard));
   }
+  if (begin.kind != PayloadKind::kContribution && begin.kind != PayloadKind::kAnchor) {
+    return violation(session, "a learner may not send images");
+  }
+  if (!lane.part.empty() && &lane != &session.lanes.front()) return gather(session, lane, header, begin, true);
+  bool keep = true;
   if (begin.kind == PayloadKind::kAnchor) {
-    return on_transfer(session, session.uplink.begin(header, begin, slots[p].anchor.bytes,
-                                                     slots[p].init_from == session.id));
+    keep = slots[p].init_from == session.id;
+  } else {
+    if (!session.pulled[p]) return violation(session, fmt::format("contribution to fragment {} without a PULL", p));
+    if (begin.from >= begin.to || begin.c_steps == 0) {
+      return violation(session, fmt::format("contribution of {} steps over tokens [{}, {})", begin.c_steps, begin.from,
+                                            begin.to));
+    }
+    if (slots[p].state && begin.base > slots[p].state->version) {
+      return violation(session, fmt::format("base version {} of fragment {} is in the future; the newest is {}",
+                                            to_string(begin.base), p, to_string(slots[p].state->version)));
+    }
   }
-  if (begin.kind != PayloadKind::kContribution) return violation(session, "a learner may not send images");
-  if (!session.pulled[p]) return violation(session, fmt::format("contribution to fragment {} without a PULL", p));
-  if (begin.from >= begin.to || begin.c_steps == 0) {
-    return violation(session, fmt::format("contribution of {} steps over tokens [{}, {})", begin.c_steps, begin.from,
-                                          begin.to));
-  }
-  if (slots[p].state && begin.base > slots[p].state->version) {
-    return violation(session, fmt::format("base version {} of fragment {} is in the future; the newest is {}",
-                                          to_string(begin.base), p, to_string(slots[p].state->version)));
-  }
-  on_transfer(session, session.uplink.begin(header, begin, slots[p].contribution.bytes, true));
+  if (!lane.part.empty()) return gather(session, lane, header, begin, keep);
+  const PayloadLayout& expected = begin.kind == PayloadKind::kAnchor ? slots[p].anchor : slots[p].contribution;
+  on_transfer(session, lane, lane.uplink.begin(header, begin, expected.bytes, keep));
 }
 
 // In place of the BEGIN asked for. What is held of this learner is merged first; if it is held no more, the learner has
 // been told meanwhile and can be asked again.
-void SyncerCore::Impl::on_miss(Session& session, FragmentId p) {
-  const Begin* arriving = session.uplink.current();
-  const bool answered = arriving && arriving->fragment == p && arriving->kind == PayloadKind::kContribution;
+void SyncerCore::Impl::on_miss(Session& session, const BulkLane& lane, FragmentId p) {
+  if (&lane != &session.lanes.front()) {  // a rank no longer has the copy that the others send
+    for (const auto kind : {PayloadKind::kContribution, PayloadKind::kAnchor}) {
+      give_up_gathering(session, p, kind, fmt::format("part {} no longer has its copy", &lane - session.lanes.data()));
+    }
+    return;
+  }
+  const Begin* arriving = lane.uplink.current();
+  const bool answered = session.gathering.contains({p, PayloadKind::kContribution}) ||
+                        (arriving && arriving->fragment == p && arriving->kind == PayloadKind::kContribution);
   if (p >= slots.size() || !session.pulled[p] || answered) {
     return violation(session, fmt::format("MISS of fragment {} without a PULL to answer", p));
   }
@@ -172,21 +185,28 @@ void SyncerCore::Impl::on_miss(Session& session, FragmentId p) {
   }
 }
 
-void SyncerCore::Impl::on_chunk(Session& session, const Header& header, Bytes payload) {
-  session.uplink_credit.receive(payload.size());
-  on_transfer(session, session.uplink.chunk(header, payload));
+void SyncerCore::Impl::on_chunk(Session& session, BulkLane& lane, const Header& header, Bytes payload) {
+  lane.uplink_credit.receive(payload.size());
+  on_transfer(session, lane, lane.uplink.chunk(header, payload));
   if (session.control == 0) return;
   // With a window below two chunks, half a window may still be too little for the next chunk: both would wait.
-  ReceiverCredit& credit = session.uplink_credit;
+  ReceiverCredit& credit = lane.uplink_credit;
   const bool dry = credit.left() < settings.chunk_bytes;
+  const bool first = &lane == &session.lanes.front();
   if (const auto total = dry ? credit.grant_now() : credit.announce()) {
-    send(session.control, MessageType::kCredit, &session, {}, 0, *total);
+    send(first ? session.control : lane.peer, MessageType::kCredit, &session, {}, 0, *total);
   }
 }
 
-void SyncerCore::Impl::on_transfer(Session& session, Reassembly::Outcome outcome) {
+void SyncerCore::Impl::on_transfer(Session& session, BulkLane& lane, Reassembly::Outcome outcome) {
   if (!outcome.error.empty()) return violation(session, outcome.error);
   if (!outcome.complete) return;
+  if (session.lanes.size() > 1) {
+    const auto all = gathered(session, lane);
+    if (!all) return;
+    outcome.complete = all->first;
+    outcome.bytes = all->second;
+  }
   const Begin& begin = *outcome.complete;
   const FragmentId p = begin.fragment;
   if (begin.kind == PayloadKind::kAnchor) return on_anchor(session, begin, std::move(outcome.bytes));
@@ -293,7 +313,7 @@ void SyncerCore::Impl::refuse_held(Account& account, FragmentId p, const std::st
 // Armed fragments: what a learner keeps staged so that a pull is answered at once, between two boundaries.
 void SyncerCore::Impl::update_armed(std::optional<Clock> clock, Seconds step) {
   for (auto& [id, session] : sessions) {
-    if (session.control == 0 || session.bulk == 0) continue;
+    if (session.control == 0 || !session.whole) continue;
     std::set<FragmentId> armed;
     if (settings.trigger == Trigger::kArrival) {
       const Clock horizon = session.clock + settings.overlap_steps + 1;

@@ -37,7 +37,7 @@ void Learner::Impl::run() {
       const std::lock_guard lock(mutex);
       sends.swap(outbox);
       stop = stop_io;
-      wait = clock.begin_wait(core->next_deadline(), tick_served, slack());
+      wait = clock.begin_wait(next_deadline(), tick_served, slack());
     }
     for (Outgoing& out : sends) guarded("send", [&] { std::visit([&](auto& a) { perform(a); }, out); });
     if (stop) break;
@@ -50,8 +50,8 @@ void Learner::Impl::run() {
     for (TransportEvent& event : events) take(event);
     const std::unique_lock lock(mutex);
     counters = transport->counters();
-    tick_served = clock.now() >= core->next_deadline();
-    if (tick_served) guarded("tick", [&] { feed(Tick{}); });
+    tick_served = clock.now() >= next_deadline();
+    if (tick_served) guarded("tick", [&] { feed_any(Tick{}); });
   }
   guarded("close", [&] { transport->close(); });
   const std::lock_guard lock(mutex);
@@ -70,12 +70,13 @@ void Learner::Impl::take(TransportEvent& event) {
   }
 }
 
-void Learner::Impl::deliver(const LearnerEvent& event) {
+template <class E>
+void Learner::Impl::deliver(const E& event) {
   {
     const std::lock_guard lock(mutex);
-    if (std::holds_alternative<ChannelUp>(event)) ever_up = true;
-    if (std::holds_alternative<ChannelDown>(event) && !ever_up) first_attempt_failed = true;
-    guarded("event", [&] { feed(event); });
+    if constexpr (std::is_same_v<E, ChannelUp>) ever_up = true;
+    if constexpr (std::is_same_v<E, ChannelDown>) first_attempt_failed = first_attempt_failed || !ever_up;
+    guarded("event", [&] { feed_any(event); });
     ++io_events;
   }
   changed.notify_all();

@@ -51,11 +51,12 @@ Learner::Impl::Impl(LearnerOptions given, std::shared_ptr<ParameterStore> store,
   limits.chunk_bytes = kLargestChunk;
   limits.linger_s = options.linger_s;
   transport = given_transport ? std::move(given_transport) : make_zmq_client(parse_endpoint(options.syncer), limits);
-  if (!options.ledger_dir.empty()) {
+  if (!options.ledger_dir.empty() && (!options.island || options.island->group->rank() == 0)) {
     ledger = LedgerFile::create(options.ledger_dir, id, incarnation, static_cast<std::uint64_t>(pid));
   }
-  core = std::make_unique<LearnerCore>(core_options());
-  if (options.learner_id.empty()) {
+  if (options.island && options.island->group->rank() > 0) part = std::make_unique<PartCore>(part_options());
+  else core = std::make_unique<LearnerCore>(core_options());
+  if (options.learner_id.empty() && core) {
     keep_log(Log{LogLevel::kInfo, fmt::format("no learner_id was given: this learner is '{}'", id)});
   }
   io = std::thread([this] { run(); });
@@ -75,18 +76,39 @@ LearnerCoreOptions Learner::Impl::core_options() {
   result.give_up_after_s = options.give_up_after_s;
   result.staging_bytes = options.staging_bytes;
   result.random = [this] { return random(); };
-  result.read_anchor = [this](FragmentId fragment, std::uint64_t offset, std::span<std::byte> out) {
-    mover.read_anchor(core->layout(), core->payload(fragment, PayloadKind::kAnchor), offset, out);
-  };
+  result.read_anchor = read_anchor();
+  if (options.island) {
+    result.layout = options.island->layout;
+    result.island = IslandOptions{options.island->group->size(), options.island->rank.parts, options.island->held};
+  }
   return result;
 }
 
-void Learner::Impl::feed(const LearnerEvent& event) {
-  for (LearnerAction& action : core->handle(event, clock.now())) {
-    std::visit([&](auto& a) { route(a); }, action);
-  }
-  if (core->plan() != nullptr && core->plan()->size() != known_fragments) {
-    known_fragments = core->plan()->size();
+PartOptions Learner::Impl::part_options() {
+  PartOptions result;
+  result.part = options.island->rank.part;
+  result.parts = options.island->rank.parts;
+  result.replica = options.island->rank.replica;
+  result.layout = options.island->layout;
+  result.held = options.island->held;
+  result.read_anchor = read_anchor();
+  result.random = [this] { return random(); };
+  return result;
+}
+
+std::function<void(FragmentId, std::uint64_t, std::span<std::byte>)> Learner::Impl::read_anchor() {
+  return [this](FragmentId fragment, std::uint64_t offset, std::span<std::byte> out) {
+    mover.read_anchor(layout(), payload(fragment, PayloadKind::kAnchor), offset, out);
+  };
+}
+
+void Learner::Impl::feed(const LearnerEvent& event) { execute(core->handle(event, clock.now())); }
+void Learner::Impl::feed_part(const PartEvent& event) { execute(part->handle(event, clock.now())); }
+
+void Learner::Impl::execute(std::vector<LearnerAction> actions) {
+  for (LearnerAction& action : actions) std::visit([&](auto& a) { route(a); }, action);
+  if (plan() != nullptr && plan()->size() != known_fragments) {
+    known_fragments = plan()->size();
     if (ledger) ledger->set_fragments(known_fragments);
   }
 }
@@ -125,7 +147,7 @@ void Learner::Impl::route(GaveUp& action) {
 
 Learner::Impl::Range Learner::Impl::pieces_of(FragmentId fragment, PayloadKind kind) {
   const std::size_t first = pieces.size();
-  mover.append_pieces(core->layout(), core->payload(fragment, kind), &pieces);
+  mover.append_pieces(layout(), payload(fragment, kind), &pieces);
   return {first, pieces.size() - first};
 }
 
@@ -156,10 +178,11 @@ Learner::~Learner() {
   impl_->close(0.0);
 }
 
-bool Learner::join(Seconds timeout_s) {
+bool Learner::join(Seconds timeout_s, const std::function<void()>& interrupted) {
   impl_->check_process("join()");
   impl_->deliver_logs();
-  const bool joined = impl_->join(timeout_s);
+  const bool joined = impl_->options.island ? impl_->island_join(timeout_s, interrupted)
+                                            : impl_->join(timeout_s, interrupted);
   impl_->deliver_logs();
   return joined;
 }
@@ -168,7 +191,8 @@ BoundaryResult Learner::boundary(const Boundary& event, const std::function<void
   impl_->check_process("boundary()");
   impl_->deliver_logs();
   BoundaryResult result;
-  impl_->boundary(event, interrupted, &result);
+  if (impl_->options.island) impl_->island_boundary(event, interrupted, &result);
+  else impl_->boundary(event, interrupted, &result);
   return result;
 }
 
@@ -188,8 +212,16 @@ LearnerStats Learner::stats() const {
   impl_->check_process("stats()");
   impl_->deliver_logs();
   const std::lock_guard lock(impl_->mutex);
-  return impl_->core->stats();
+  if (impl_->core) return impl_->core->stats();
+  LearnerStats stats;
+  stats.state = impl_->closed ? "closed" : impl_->part->connected() ? "training" : "away";
+  stats.steps = impl_->part->steps();
+  stats.adoptions = impl_->adopted_count;
+  stats.staged_bytes = impl_->part->staged_bytes();
+  return stats;
 }
+
+ExchangeWaits Learner::exchange_waits() const { return impl_->waits; }
 
 std::string Learner::learner_id() const { return impl_->id; }
 
@@ -206,14 +238,14 @@ std::string Learner::describe() const {
                                  "host memory",
                                  impl_->id, impl_->options.syncer, layout.tensors.size(), layout.numel(),
                                  static_cast<double>(impl_->mover.anchor_bytes()) * mib);
-  if (impl_->core->plan() == nullptr) return text + "; the plan comes with the syncer's welcome";
-  const LearnerStats stats = impl_->core->stats();
-  const Settings& settings = impl_->core->settings();
+  if (impl_->plan() == nullptr) return text + "; the plan comes with the syncer's welcome";
+  const LearnerStats stats = impl_->core ? impl_->core->stats() : LearnerStats{};
+  const Settings& settings = impl_->settings();
   return text + fmt::format(", staged {:.1f} MiB, sent images {:.1f} MiB, arriving {:.1f} MiB; {} fragments, one sync of "
                             "each per {} steps, {} steps under way; mode {}, merge {}, adopt {}, wire {}",
                             static_cast<double>(stats.staged_bytes) * mib,
                             static_cast<double>(stats.sent_image_bytes) * mib,
-                            static_cast<double>(stats.arriving_bytes) * mib, impl_->core->plan()->size(),
+                            static_cast<double>(stats.arriving_bytes) * mib, impl_->plan()->size(),
                             settings.sync_every, settings.overlap_steps, settings.get("mode"), settings.get("merge"),
                             settings.get("adopt"), settings.get("wire_dtype"));
 }

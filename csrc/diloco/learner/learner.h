@@ -7,15 +7,27 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "diloco/core/learner_core.h"
 #include "diloco/learner/parameter_store.h"
+#include "diloco/learner/rank_group.h"
 #include "diloco/transport/transport.h"
 
 namespace diloco {
+
+// One of several processes that train one copy of the model together. All of them make a Learner, call join(), boundary()
+// at every step and close(), in step with each other. Rank 0 leads: it has the learner's core and account.
+struct IslandMember {
+  std::shared_ptr<RankGroup> group;
+  Rank rank;
+  Layout layout;  // unsharded, in the order of the store's tensors, which have the shapes of `held`
+  Part held;      // by tensor; empty if the island has one part
+};
 
 struct LearnerOptions {
   std::string syncer;                // "host:port"
@@ -26,12 +38,20 @@ struct LearnerOptions {
   std::uint64_t staging_bytes = 0;   // 0 = what the schedule asks for
   std::string ledger_dir;            // "" = no ledger file
   Seconds linger_s = 2.0;            // close(): bound on sending what is queued
+  std::optional<IslandMember> island;
   std::function<void(LogLevel, const std::string&)> log;  // called on the training thread only (from boundary() etc.)
 };
 
 struct BoundaryResult {
   std::vector<std::uint32_t> reset_inner_state;  // tensors (index in the store's layout) whose inner state must be reset
   std::uint32_t adopted = 0;                     // fragments adopted
+};
+
+// Of an island's rank: how long boundaries waited for the other ranks. They wait if the exchange that began one step ago
+// has not ended, because a rank is more than a step behind; in lockstep always.
+struct ExchangeWaits {
+  std::uint64_t exchanges = 0, waited = 0;
+  Seconds total_s = 0.0, longest_s = 0.0;
 };
 
 class Learner {
@@ -43,15 +63,16 @@ class Learner {
   Learner(const Learner&) = delete;
 
   // Waits until the syncer's weights have arrived and adopts them, at most `timeout_s`; true if they did. Returns early
-  // with false when the syncer is unreachable. Throws ConfigError when refused.
-  bool join(Seconds timeout_s);
+  // with false when the syncer is unreachable. Throws ConfigError when refused. `interrupted` as for boundary().
+  bool join(Seconds timeout_s, const std::function<void()>& interrupted = {});
   // After one real optimizer step. `interrupted` is polled while lockstep holds (may throw).
   BoundaryResult boundary(const Boundary& event, const std::function<void()>& interrupted = {});
   // Waits (bounded) until everything sent so far has reached the syncer and tells it goodbye. Idempotent.
   void close(Seconds flush_s);
   bool closed() const;
 
-  LearnerStats stats() const;
+  LearnerStats stats() const;  // ranks behind a leader count steps, adoptions and bytes only
+  ExchangeWaits exchange_waits() const;
   std::string learner_id() const;
   Incarnation incarnation() const;
   // The tensor (index in the store's layout) as last received from the syncer, or as it was at construction. f32,

@@ -19,6 +19,7 @@
 
 #include "diloco/base/core_clock.h"
 #include "diloco/base/log_line.h"
+#include "diloco/core/part_core.h"
 #include "diloco/learner/learner.h"
 #include "diloco/learner/ledger_file.h"
 #include "diloco/learner/mover.h"
@@ -30,10 +31,27 @@ struct Learner::Impl {
 
   Impl(LearnerOptions given, std::shared_ptr<ParameterStore> store, std::unique_ptr<ClientTransport> given_transport);
   LearnerCoreOptions core_options();
+  PartOptions part_options();
+  std::function<void(FragmentId, std::uint64_t, std::span<std::byte>)> read_anchor();
 
   // ---- feeding the core (learner.cpp); `mutex` is held ----
 
   void feed(const LearnerEvent& event);
+  void feed_part(const PartEvent& event);
+  void execute(std::vector<LearnerAction> actions);
+  // Whichever core this process has.
+  template <class E>
+  void feed_any(const E& event) {
+    if (part) feed_part(event);
+    else feed(event);
+  }
+  const Plan* plan() const { return part ? part->plan() : core->plan(); }
+  const Layout& layout() const { return part ? part->layout() : core->layout(); }
+  const Settings& settings() const { return part ? part->settings() : core->settings(); }
+  const PayloadLayout& payload(FragmentId fragment, PayloadKind kind) const {
+    return part ? part->payload(fragment, kind) : core->payload(fragment, kind);
+  }
+  TimePoint next_deadline() const { return part ? part->next_deadline() : core->next_deadline(); }
   // Sockets belong to the I/O thread; the queue keeps the core's order whichever thread fed it.
   void route(ConnectChannel& action) { outbox.emplace_back(action); }
   void route(DropChannel& action) { outbox.emplace_back(action); }
@@ -60,7 +78,7 @@ struct Learner::Impl {
   // ---- the training thread (training_thread.cpp) ----
 
   void boundary(const Boundary& event, const std::function<void()>& interrupted, BoundaryResult* result);
-  bool join(Seconds timeout_s);
+  bool join(Seconds timeout_s, const std::function<void()>& interrupted);
   void close(Seconds flush_s);
   // The callback may be Python: it is called on the caller's thread and without the mutex.
   void deliver_logs();
@@ -72,16 +90,29 @@ struct Learner::Impl {
   std::uint32_t hold(std::unique_lock<std::mutex>& lock, const std::function<void()>& interrupted);
   void wake_if_needed();
 
+  // ---- islands, also the training thread (island_boundary.cpp) ----
+
+  void island_boundary(const Boundary& event, const std::function<void()>& interrupted, BoundaryResult* result);
+  bool island_join(Seconds timeout_s, const std::function<void()>& interrupted);
+  std::uint64_t last_tokens(Seconds flush_s);
+  // `bare`: orders nothing, because this step has not been counted yet.
+  void start_exchange(std::uint64_t tokens, bool more, bool bare);
+  std::shared_ptr<const IslandPlan> end_exchange(const std::function<void()>& interrupted);
+  void carry_out(const std::shared_ptr<const IslandPlan>& plan, bool step, double lr, BoundaryResult* result);
+  void share_images(const IslandPlan& plan);
+  void wait_for_news(Seconds at_most);
+
   // ---- the I/O thread (io_thread.cpp) ----
 
   void run();
   void take(TransportEvent& event);
-  void deliver(const LearnerEvent& event);
+  template <class E>
+  void deliver(const E& event);
   void perform(const ConnectChannel& action);
   void perform(const DropChannel& action) { transport->disconnect(action.channel); }
   // A channel that is gone has its own event; the frame's loss needs no other.
   void perform(SendOn& action) { static_cast<void>(transport->send(action.channel, std::move(action.frame))); }
-  Seconds slack() const { return core->settings().heartbeat_timeout_s / 4; }
+  Seconds slack() const { return settings().heartbeat_timeout_s / 4; }
 
   // A bug of ours in one event must not end the training process: say so and go on with the next one.
   template <class F>
@@ -117,6 +148,13 @@ struct Learner::Impl {
   // Training thread.
   std::vector<std::uint32_t> pending_resets;
 
+  // Training thread, of an island's rank.
+  bool exchanging = false;                 // an exchange has been started and not ended
+  bool plan_known = false;                 // to every rank
+  SessionId welcome_sent = 0;              // session whose WELCOME the other ranks have
+  std::vector<Version> shared;             // newest version given to the replicas, per fragment
+  ExchangeWaits waits;
+
   // Filled under the mutex by the training thread's own feed(), then read by that thread alone.
   std::vector<Staging> stages;
   std::vector<Adoption> adoptions;
@@ -125,14 +163,15 @@ struct Learner::Impl {
   mutable std::mutex mutex;  // guards all that follows but `io`
   std::condition_variable changed;
   CoreClock clock;
-  std::unique_ptr<LearnerCore> core;
+  std::unique_ptr<LearnerCore> core;  // a learner's, or the leader's of an island
+  std::unique_ptr<PartCore> part;     // a rank's behind the leader
   std::mt19937_64 random;
   std::unique_ptr<LedgerFile> ledger;
   std::deque<Outgoing> outbox;
   std::deque<Log> logs;
   TransportCounters counters;
   std::string failure, bug;
-  std::uint64_t io_events = 0, bugs = 0, known_fragments = 0;
+  std::uint64_t io_events = 0, bugs = 0, known_fragments = 0, adopted_count = 0;
   bool refused = false, gave_up = false, core_closed = false, closed = false;
   bool ever_up = false, first_attempt_failed = false, stop_io = false, io_ended = false;
 

@@ -91,7 +91,7 @@ void Learner::Impl::boundary(const Boundary& event, const std::function<void()>&
   pending_resets.clear();
 }
 
-bool Learner::Impl::join(Seconds timeout_s) {
+bool Learner::Impl::join(Seconds timeout_s, const std::function<void()>& interrupted) {
   const TimePoint deadline = monotonic_now() + timeout_s;
   while (true) {
     bool complete = false;
@@ -113,6 +113,8 @@ bool Learner::Impl::join(Seconds timeout_s) {
     if (left <= 0) return false;
     changed.wait_for(lock, std::min<std::chrono::duration<double>>(kSlice, std::chrono::duration<double>(left)),
                      [&] { return io_events != seen; });
+    lock.unlock();
+    if (interrupted) interrupted();
   }
 }
 
@@ -128,17 +130,19 @@ void Learner::Impl::deliver_logs() {
 }
 
 void Learner::Impl::close(Seconds flush_s) {
+  const std::uint64_t tokens = options.island ? last_tokens(flush_s) : 0;
   {
     std::unique_lock lock(mutex);
     if (closed) return;
     closed = true;
-    guarded("close", [&] { feed(CloseEvent{flush_s}); });
+    guarded("close", [&] { feed_any(CloseEvent{flush_s, tokens}); });
     wake_if_needed();
     changed.wait_for(lock, std::chrono::duration<double>(flush_s), [&] { return core_closed; });
     stop_io = true;
     if (!io_ended) transport->wake();
   }
   io.join();
+  if (options.island) options.island->group->close();
   if (ledger) ledger->close();
 }
 

@@ -176,9 +176,9 @@ std::uint64_t max_payload_bytes(MessageType type, std::uint64_t chunk_bytes) {
     case MessageType::kGoodbye: return 64 * kKiB;
     case MessageType::kPull:
     case MessageType::kStatus: return 4 * kKiB;
+    case MessageType::kLane: return 4 * kMiB;      // a box of every tensor
     case MessageType::kRehello:
     case MessageType::kCredit:
-    case MessageType::kLane:
     case MessageType::kMiss: return 0;
     case MessageType::kChunk: return chunk_bytes;
     case MessageType::kMarker:

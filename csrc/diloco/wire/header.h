@@ -14,7 +14,7 @@
 namespace diloco {
 
 constexpr std::uint32_t kMagic = 0x6f434c44;  // "DLCo"
-constexpr std::uint16_t kProtocolVersion = 1;
+constexpr std::uint16_t kProtocolVersion = 2;
 constexpr std::size_t kHeaderBytes = 144;
 
 enum class MessageType : std::uint8_t {
@@ -30,7 +30,8 @@ enum class MessageType : std::uint8_t {
                    // in this session, `total` = chunk bytes received so far
   kBegin = 10,     // sender -> receiver, bulk, msgpack Begin: announces a transfer
   kChunk = 11,     // sender -> receiver, bulk, raw bytes: next piece of the transfer
-  kLane = 12,      // learner -> syncer, bulk, header only: binds this connection to `session` by `transfer` = token
+  kLane = 12,      // learner -> syncer, bulk, msgpack Lane (empty but for parts of an island): binds this connection to
+                   // `session` by `transfer` = token, as `part` of `parts`; `offset` = bytes the syncer may send to a part
   kVerdict = 13,   // syncer -> learner, control, msgpack Verdict: a contribution was refused
   kGoodbye = 14,   // either way, control, msgpack {reason}: leaves on purpose
   kStatus = 15,    // monitor -> syncer, control: asks; needs no HELLO
@@ -59,7 +60,7 @@ struct Header {
   std::uint32_t shard = 0;
   Version version;
   std::uint16_t lane = 0;
-  std::uint16_t part = 0;   // of an island; 0 of 1 today
+  std::uint16_t part = 0;   // of an island: of the rank this message comes from or goes to
   std::uint16_t parts = 1;
   std::uint8_t codec = 0;
   std::uint32_t colour = 0;    // snapshot colour

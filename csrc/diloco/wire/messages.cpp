@@ -271,6 +271,43 @@ Plan read_plan(const Map& map, const char* key, const Layout& layout) {
   return plan;
 }
 
+void require_same_length(const char* what, std::size_t got, std::size_t expected) {
+  if (got != expected) {
+    throw Refused(std::string(what) + " has " + std::to_string(got) + " entries, expected " +
+                  std::to_string(expected));
+  }
+}
+
+// Each box is [offset, shape], absent ones are [].
+json part_json(const Part& part) {
+  json list = json::array();
+  for (const Box& box : part) list.push_back(box.absent ? json::array() : json::array({box.offset, box.shape}));
+  return list;
+}
+
+std::vector<std::int64_t> as_dims(const json& value, const std::string& what) {
+  if (!value.is_array() || value.size() > kMaxDims) throw Refused(what + " must be a list of at most 64 numbers");
+  std::vector<std::int64_t> out;
+  for (const json& dim : value) out.push_back(static_cast<std::int64_t>(as_uint(dim, what, kMaxNumel)));
+  return out;
+}
+
+Part read_part(const Map& map, const char* key) {
+  Part part;
+  map.each(key, [&](const json& value, const std::string& what) {
+    if (!value.is_array() || (value.size() != 0 && value.size() != 2)) throw Refused(what + " must be [] or [offset, shape]");
+    Box box;
+    box.absent = value.empty();
+    if (!box.absent) {
+      box.offset = as_dims(value[0], what + ".offset");
+      box.shape = as_dims(value[1], what + ".shape");
+      require_same_length((what + ".shape").c_str(), box.shape.size(), box.offset.size());
+    }
+    part.push_back(std::move(box));
+  });
+  return part;
+}
+
 json merged_json(const MergedTable& merged) {
   json list = json::array();
   for (const auto& [incarnation, to] : merged) list.push_back(json::array({incarnation, to}));
@@ -296,13 +333,6 @@ MergedTable read_merged(const Map& map, const char* key) {
 
 void check_interval(std::uint64_t from, std::uint64_t to) {
   if (from > to) throw Refused("interval [" + std::to_string(from) + ", " + std::to_string(to) + ") is backwards");
-}
-
-void require_same_length(const char* what, std::size_t got, std::size_t expected) {
-  if (got != expected) {
-    throw Refused(std::string(what) + " has " + std::to_string(got) + " entries, expected " +
-                  std::to_string(expected));
-  }
 }
 
 }  // namespace
@@ -338,7 +368,10 @@ std::string encode(const Hello& m) {
                {"tokens", m.tokens},
                {"steps", m.steps},
                {"clock", m.clock},
-               {"downlink_credit", m.downlink_credit}});
+               {"downlink_credit", m.downlink_credit},
+               {"ranks", m.ranks},
+               {"parts", m.parts},
+               {"part", part_json(m.part)}});
 }
 
 std::optional<Hello> decode_hello(Bytes bytes, std::string* why) {
@@ -362,7 +395,24 @@ std::optional<Hello> decode_hello(Bytes bytes, std::string* why) {
     m.steps = map.uint("steps");
     m.clock = map.uint("clock");
     m.downlink_credit = map.uint("downlink_credit");
+    m.ranks = map.u32("ranks");
+    m.parts = map.u32("parts");
+    if (m.parts < 1 || m.ranks < m.parts || m.parts > kMaxParts) {
+      throw Refused("ranks = " + std::to_string(m.ranks) + " and parts = " + std::to_string(m.parts) +
+                    "; expected 1 <= parts <= ranks and at most " + std::to_string(kMaxParts) + " parts");
+    }
+    m.part = read_part(map, "part");
+    require_same_length("part", m.part.size(), m.parts > 1 ? m.layout.tensors.size() : 0);
   });
+}
+
+// ---- LANE ----
+
+std::string encode(const Lane& m) { return m.part.empty() ? std::string() : pack({{"part", part_json(m.part)}}); }
+
+std::optional<Lane> decode_lane(Bytes bytes, std::string* why) {
+  if (bytes.empty()) return Lane{};
+  return decode_map<Lane>(bytes, why, "LANE", [](const Map& map, Lane& m) { m.part = read_part(map, "part"); });
 }
 
 // ---- WELCOME ----
@@ -505,7 +555,9 @@ std::string encode(const Pull& m) {
                {"round", m.round},
                {"clock", m.clock},
                {"merged_to", m.merged_to},
-               {"held_to", m.held_to}});
+               {"held_to", m.held_to},
+               {"step", m.step},
+               {"base", version_json(m.base)}});
 }
 
 std::optional<Pull> decode_pull(Bytes bytes, std::string* why) {
@@ -516,6 +568,8 @@ std::optional<Pull> decode_pull(Bytes bytes, std::string* why) {
     m.clock = map.uint("clock");
     m.merged_to = map.uint("merged_to");
     m.held_to = map.uint("held_to");
+    m.step = map.uint("step");
+    m.base = as_version(map.at("base"), "base");
   });
 }
 
@@ -527,6 +581,7 @@ std::string encode(const Begin& m) {
                {"from", m.from},
                {"to", m.to},
                {"c_steps", m.c_steps},
+               {"step", m.step},
                {"clock", m.clock},
                {"merged", merged_json(m.merged)}});
 }
@@ -541,6 +596,7 @@ std::optional<Begin> decode_begin(Bytes bytes, std::string* why) {
     m.to = map.uint("to");
     check_interval(m.from, m.to);
     m.c_steps = map.uint("c_steps");
+    m.step = map.uint("step");
     m.clock = map.uint("clock");
     m.merged = read_merged(map, "merged");
   });

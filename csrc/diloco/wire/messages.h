@@ -13,6 +13,7 @@
 
 #include "diloco/base/types.h"
 #include "diloco/fragment/layout.h"
+#include "diloco/fragment/part.h"
 #include "diloco/fragment/plan.h"
 #include "diloco/fragment/schedule.h"
 
@@ -26,6 +27,8 @@ enum class DiscardReason : std::uint8_t {
   kOverwritten = 0, kBlended, kCarryLimit, kLost, kStale, kNonfinite, kRefused, kInFlight
 };
 const char* reason_name(DiscardReason reason);
+
+constexpr std::uint32_t kMaxParts = 1 << 12;  // of one island
 
 struct Hello {
   std::string learner_id;  // 1..64 bytes of text
@@ -42,6 +45,15 @@ struct Hello {
   std::uint64_t tokens = 0, steps = 0;           // x so far
   Clock clock = 0;
   std::uint64_t downlink_credit = 0;             // bytes the syncer may send before the first CREDIT
+  // An island: processes that train one copy of the model together. Its leader says HELLO for all; part 0 is the leader's.
+  std::uint32_t ranks = 1;                       // processes
+  std::uint32_t parts = 1;                       // of the model, each on a bulk connection of its own; at most `ranks`
+  Part part;                                     // by tensor of `layout`; empty if parts = 1
+};
+
+// Body of LANE for the parts of an island: what the rank holds, by tensor of its leader's HELLO. Empty for part 0.
+struct Lane {
+  Part part;
 };
 
 struct Welcome {
@@ -95,6 +107,9 @@ struct Pull {
   Clock clock = 0;              // at which the round opened
   std::uint64_t merged_to = 0;  // of this incarnation on the fragment
   std::uint64_t held_to = 0;    // `to` of the contribution already in the mailbox, 0 = none
+  // To a part of an island: which copy. Steps its leader's copy was made after; of an anchor, the version.
+  std::uint64_t step = 0;
+  Version base;
 };
 
 // Incarnations one run may have over its life: rows of a merged table, and what the syncer remembers. A row has at most
@@ -110,6 +125,7 @@ struct Begin {
   Version base;             // contribution: version its displacement is against; anchor, image: version of the bytes
   // Contribution: token interval [from, to) and the inner steps in it.
   std::uint64_t from = 0, to = 0, c_steps = 0;
+  std::uint64_t step = 0;       // contribution: steps of this life so far; all parts of an island must agree
   Clock clock = 0;          // learner's clock at staging; image: clock of the round
   MergedTable merged;       // anchor, image: merged_to of every incarnation contained in the bytes
 };
@@ -127,6 +143,7 @@ struct Goodbye {
 };
 
 std::string encode(const Hello&);
+std::string encode(const Lane&);
 std::string encode(const Welcome&);
 std::string encode(const Reject&);
 std::string encode(const Step&);
@@ -139,6 +156,7 @@ std::string encode(const Goodbye&);
 
 using Bytes = std::span<const std::byte>;
 std::optional<Hello> decode_hello(Bytes, std::string* why);
+std::optional<Lane> decode_lane(Bytes, std::string* why);
 std::optional<Welcome> decode_welcome(Bytes, std::string* why);
 std::optional<Reject> decode_reject(Bytes, std::string* why);
 std::optional<Step> decode_step(Bytes, std::string* why);
