@@ -54,7 +54,7 @@ void LearnerCore::Impl::answer(FragmentId p) {
   begin.from = staged.from;
   begin.to = staged.to;
   begin.c_steps = staged.steps;
-  begin.step = fragment.from_steps + staged.steps;
+  if (island()) begin.step = fragment.from_steps + staged.steps;
   begin.clock = staged.clock;
   if (settings.mode == Mode::kLockstep) fragment.expecting = fragment.pull->clock;  // also of a round that was late
   fragment.pull.reset();

@@ -14,7 +14,7 @@
 namespace diloco {
 
 constexpr std::uint32_t kMagic = 0x6f434c44;  // "DLCo"
-constexpr std::uint16_t kProtocolVersion = 2;
+constexpr std::uint16_t kProtocolVersion = 1;
 constexpr std::size_t kHeaderBytes = 144;
 
 enum class MessageType : std::uint8_t {

@@ -61,6 +61,7 @@ class Map {
     if (found == value_.end()) throw Refused(name(key) + " is missing");
     return *found;
   }
+  bool has(const char* key) const { return value_.contains(key); }
   std::uint64_t uint(const char* key, std::uint64_t max = std::numeric_limits<std::uint64_t>::max()) const {
     return as_uint(at(key), name(key), max);
   }
@@ -354,7 +355,7 @@ const char* reason_name(DiscardReason reason) {
 // ---- HELLO ----
 
 std::string encode(const Hello& m) {
-  return pack({{"learner_id", m.learner_id},
+  json body({{"learner_id", m.learner_id},
                {"run_id", m.run_id},
                {"host", m.host},
                {"pid", m.pid},
@@ -368,10 +369,13 @@ std::string encode(const Hello& m) {
                {"tokens", m.tokens},
                {"steps", m.steps},
                {"clock", m.clock},
-               {"downlink_credit", m.downlink_credit},
-               {"ranks", m.ranks},
-               {"parts", m.parts},
-               {"part", part_json(m.part)}});
+               {"downlink_credit", m.downlink_credit}});
+  if (m.ranks > 1) {
+    body["ranks"] = m.ranks;
+    body["parts"] = m.parts;
+    body["part"] = part_json(m.part);
+  }
+  return pack(body);
 }
 
 std::optional<Hello> decode_hello(Bytes bytes, std::string* why) {
@@ -395,6 +399,7 @@ std::optional<Hello> decode_hello(Bytes bytes, std::string* why) {
     m.steps = map.uint("steps");
     m.clock = map.uint("clock");
     m.downlink_credit = map.uint("downlink_credit");
+    if (!map.has("ranks")) return;
     m.ranks = map.u32("ranks");
     m.parts = map.u32("parts");
     if (m.parts < 1 || m.ranks < m.parts || m.parts > kMaxParts) {
@@ -550,14 +555,15 @@ std::optional<Arm> decode_arm(Bytes bytes, std::string* why) {
 }
 
 std::string encode(const Pull& m) {
-  return pack({{"kind", static_cast<std::uint64_t>(m.kind)},
+  json body({{"kind", static_cast<std::uint64_t>(m.kind)},
                {"fragment", m.fragment},
                {"round", m.round},
                {"clock", m.clock},
                {"merged_to", m.merged_to},
-               {"held_to", m.held_to},
-               {"step", m.step},
-               {"base", version_json(m.base)}});
+               {"held_to", m.held_to}});
+  if (m.step > 0) body["step"] = m.step;
+  if (!m.base.none()) body["base"] = version_json(m.base);
+  return pack(body);
 }
 
 std::optional<Pull> decode_pull(Bytes bytes, std::string* why) {
@@ -568,22 +574,23 @@ std::optional<Pull> decode_pull(Bytes bytes, std::string* why) {
     m.clock = map.uint("clock");
     m.merged_to = map.uint("merged_to");
     m.held_to = map.uint("held_to");
-    m.step = map.uint("step");
-    m.base = as_version(map.at("base"), "base");
+    if (map.has("step")) m.step = map.uint("step");
+    if (map.has("base")) m.base = as_version(map.at("base"), "base");
   });
 }
 
 std::string encode(const Begin& m) {
-  return pack({{"kind", static_cast<std::uint64_t>(m.kind)},
+  json body({{"kind", static_cast<std::uint64_t>(m.kind)},
                {"fragment", m.fragment},
                {"round", m.round},
                {"base", version_json(m.base)},
                {"from", m.from},
                {"to", m.to},
                {"c_steps", m.c_steps},
-               {"step", m.step},
                {"clock", m.clock},
                {"merged", merged_json(m.merged)}});
+  if (m.step > 0) body["step"] = m.step;
+  return pack(body);
 }
 
 std::optional<Begin> decode_begin(Bytes bytes, std::string* why) {
@@ -596,7 +603,7 @@ std::optional<Begin> decode_begin(Bytes bytes, std::string* why) {
     m.to = map.uint("to");
     check_interval(m.from, m.to);
     m.c_steps = map.uint("c_steps");
-    m.step = map.uint("step");
+    if (map.has("step")) m.step = map.uint("step");
     m.clock = map.uint("clock");
     m.merged = read_merged(map, "merged");
   });

@@ -46,6 +46,7 @@ struct Hello {
   Clock clock = 0;
   std::uint64_t downlink_credit = 0;             // bytes the syncer may send before the first CREDIT
   // An island: processes that train one copy of the model together. Its leader says HELLO for all; part 0 is the leader's.
+  // Not on the wire for a learner of one process.
   std::uint32_t ranks = 1;                       // processes
   std::uint32_t parts = 1;                       // of the model, each on a bulk connection of its own; at most `ranks`
   Part part;                                     // by tensor of `layout`; empty if parts = 1
@@ -125,7 +126,7 @@ struct Begin {
   Version base;             // contribution: version its displacement is against; anchor, image: version of the bytes
   // Contribution: token interval [from, to) and the inner steps in it.
   std::uint64_t from = 0, to = 0, c_steps = 0;
-  std::uint64_t step = 0;       // contribution: steps of this life so far; all parts of an island must agree
+  std::uint64_t step = 0;       // contribution: of an island: steps of this life so far; all parts must agree
   Clock clock = 0;          // learner's clock at staging; image: clock of the round
   MergedTable merged;       // anchor, image: merged_to of every incarnation contained in the bytes
 };
