@@ -77,6 +77,19 @@ def check_settings(given: dict[str, str]) -> dict[str, str]: ...
 def settings_from_environment(environment: dict[str, str], also_allowed: list[str]) -> dict[str, str]: ...
 def suggest(wrong: str, known: list[str]) -> str: ...
 
+class Island:
+    def __init__(
+        self,
+        plan: ProcessGroup,
+        replicas: ProcessGroup | None,
+        any_replicas: bool,
+        part: int,
+        parts: int,
+        replica: bool,
+        shapes: list[list[int]],
+        held: list[tuple[list[int], list[int]]],
+    ) -> None: ...
+
 class Learner:
     def __init__(
         self,
@@ -89,6 +102,7 @@ class Learner:
         staging_bytes: int,
         ledger_dir: str,
         linger_s: float,
+        island: Island | None,
     ) -> None: ...
     def join(self, timeout_s: float, while_waiting: Callable[[], None] | None) -> bool: ...
     def boundary(

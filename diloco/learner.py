@@ -14,11 +14,12 @@ from diloco import _exit, config
 from diloco._errors import logger
 from diloco._late_load import warn_of_late_loads
 from diloco._native import _C
+from diloco.island import Ranks, local, make_island
 from diloco.parameters import Named, Parameter, collect, notice_buffers, repeatable
 
 _EXIT_FLUSH_S = 1.0
 _CALLS_KEPT = 1 << 16
-_ARGUMENTS = ("syncer", "learner_id", "run_id", "ledger_dir", "give_up_after_s", "join_timeout_s")
+_ARGUMENTS = ("syncer", "learner_id", "run_id", "ledger_dir", "give_up_after_s", "join_timeout_s", "island")
 
 
 class StepResult(NamedTuple):
@@ -41,6 +42,9 @@ class Learner:
             DILOCO_LEDGER_DIR, then none.
         give_up_after_s: raise ConnectionError after so long without a syncer; 0 = never, train on alone.
         join_timeout_s: how long the constructor waits for the global weights; an unreachable syncer ends the wait.
+        island: the process group whose ranks train one copy of the model together and are this learner; all of them
+            make it, step it and close it. Default: the default group, where torch.distributed has more than one rank.
+            False: this process is a learner by itself.
         settings: names of the settings table. They live on the syncer; one given here must equal the syncer's, or
             the learner is refused, naming both.
 
@@ -58,6 +62,7 @@ class Learner:
         ledger_dir: str | os.PathLike[str] | None = None,
         give_up_after_s: float = 0.0,
         join_timeout_s: float = 10.0,
+        island: Ranks = None,
         **settings: config.SettingValue,
     ) -> None:
         named_parameters = repeatable(named_parameters)
@@ -73,6 +78,7 @@ class Learner:
             ledger_dir=ledger_dir,
             give_up_after_s=give_up_after_s,
             join_timeout_s=join_timeout_s,
+            island=island,
             settings=settings,
         )
         warn_of_late_loads(named_parameters, self)
@@ -93,6 +99,7 @@ class Learner:
         ledger_dir: str | os.PathLike[str] | None,
         give_up_after_s: float,
         join_timeout_s: float,
+        island: Ranks,
         settings: dict[str, config.SettingValue],
     ) -> None:
         if syncer is not None and not isinstance(syncer, str):
@@ -102,30 +109,38 @@ class Learner:
         staging_bytes = int(texts.pop("staging_bytes", "0"))
         self._syncer = config.argument(syncer, "DILOCO_SYNCER", config.DEFAULT_SYNCER)
         self._parameters = parameters
+        learner_id = config.argument(learner_id, "DILOCO_LEARNER_ID", config.default_learner_id())
+        member = make_island(island, parameters, learner_id, texts)
+        self.rank, self.ranks = (member.rank, member.ranks) if member else (0, 1)
         self.closed = False  # also in a forked child, where it cannot be used
         self._pid = os.getpid()
         self._calls: deque[float] = deque(maxlen=_CALLS_KEPT)
         self._blocked_s = self._longest_s = 0.0
         self._blocked_calls = 0
         self._c = _C.Learner(
-            parameters=[(p.name, p.tensor, p.aliases) for p in parameters],
+            parameters=[(p.name, local(p.tensor), p.aliases) for p in parameters],
             syncer=self._syncer,
-            learner_id=config.argument(learner_id, "DILOCO_LEARNER_ID", config.default_learner_id()),
+            learner_id=member.learner_id if member else learner_id,
             run_id=run_id if run_id is not None else from_environment,
             settings=texts,
             give_up_after_s=float(give_up_after_s),
             staging_bytes=staging_bytes,
             ledger_dir=os.fspath(ledger_dir) if ledger_dir is not None else os.environ.get("DILOCO_LEDGER_DIR", ""),
             linger_s=_EXIT_FLUSH_S,
+            island=member.native if member else None,
         )
         self.learner_id = self._c.learner_id()
-        self.incarnation = f"{self._c.incarnation():016x}"
         _exit.close_learner_at_exit(self)
         try:
             self._join(join_timeout_s)
         except BaseException:
             self._c.close(0.0)
             raise
+
+    @property
+    def incarnation(self) -> str:
+        """Of this life of the learner, 16 hex digits; one for all ranks of an island."""
+        return f"{self._c.incarnation():016x}"
 
     def _join(self, timeout_s: float) -> None:
         start = time.perf_counter()
@@ -171,6 +186,8 @@ class Learner:
             "learner_id": self.learner_id,
             "incarnation": self.incarnation,
             "syncer": self._syncer,
+            "rank": self.rank,
+            "ranks": self.ranks,
             **stats,
             "blocked_s": self._blocked_s,
             "blocked_longest_s": self._longest_s,
@@ -190,7 +207,7 @@ class Learner:
         """
         out: dict[str, Tensor] = {}
         for index, parameter in enumerate(self._parameters):
-            values = self._c.anchor(index, parameter.tensor).to(parameter.tensor.dtype)
+            values = self._c.anchor(index, local(parameter.tensor)).to(parameter.tensor.dtype)
             for name in (parameter.name, *parameter.aliases):
                 out[name] = values
         return out

@@ -14,6 +14,7 @@ from diloco import config
 from diloco._errors import logger, name_list
 from diloco._inner_state import is_initialising_call, reset_inner_state
 from diloco._late_load import warn_of_late_loads
+from diloco.island import Ranks
 from diloco.learner import Learner, _token_count
 from diloco.parameters import Named, notice_buffers, of_optimizer, repeatable
 
@@ -54,6 +55,7 @@ class DiLoCoOptimizer(Optimizer):
         ledger_dir: str | os.PathLike[str] | None = None,
         give_up_after_s: float = 0.0,
         join_timeout_s: float = 10.0,
+        island: Ranks = None,
         **settings: config.SettingValue,
     ) -> None:
         _check_inner(optimizer)
@@ -72,6 +74,7 @@ class DiLoCoOptimizer(Optimizer):
             ledger_dir=ledger_dir,
             give_up_after_s=give_up_after_s,
             join_timeout_s=join_timeout_s,
+            island=island,
             settings=settings,
         )
         warn_of_late_loads(model, self._learner)

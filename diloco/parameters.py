@@ -142,6 +142,8 @@ def shard_seed(learner_id: str, seed: int = 0) -> int:
 
 
 def _storage_key(tensor: Tensor) -> object:
+    if type(tensor).__name__ == "DTensor":
+        return (tensor.shape, _storage_key(tensor._local_tensor))  # type: ignore[attr-defined]
     if tensor.numel() == 0 or tensor.layout != torch.strided:
         return id(tensor)
     return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
@@ -159,11 +161,8 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
         raise ValueError(f"parameter '{name}' has no shape yet; run one forward pass before wrapping the optimizer")
     if tensor.is_meta:
         raise ValueError(f"parameter '{name}' is on the meta device and has no values; materialise the model first")
-    if type(tensor).__name__ == "DTensor":
-        raise ValueError(
-            f"parameter '{name}' is sharded over several processes, which is not supported yet; "
-            "run one process per learner"
-        )
+    if type(tensor).__name__ == "DTensor":  # what its ranks hold of it is looked at in island.py
+        tensor = tensor._local_tensor  # type: ignore[attr-defined]
     if tensor.layout != torch.strided:
         raise ValueError(_cannot_travel(name, tensor, f"a dense tensor, not {tensor.layout}"))
     if tensor.dtype not in _SUPPORTED:

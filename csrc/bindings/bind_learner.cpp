@@ -2,6 +2,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/utils/pybind.h>
 #include <unistd.h>
 
@@ -10,9 +11,9 @@
 #include <utility>
 
 #include "bindings.h"
-#include "diloco/base/clock.h"
 #include "diloco/learner/learner.h"
 #include "diloco/torch/parameter_store.h"
+#include "diloco/torch/rank_group.h"
 
 namespace diloco::bindings {
 namespace {
@@ -50,17 +51,48 @@ std::function<void()> callback_with_gil(const py::object& while_waiting) {
   };
 }
 
+// One of several processes that are a learner together; the process groups are its own and on the CPU.
+struct PyIsland {
+  c10::intrusive_ptr<c10d::ProcessGroup> plan, replicas;  // replicas may be null
+  bool any_replicas = false;
+  Rank rank;
+  std::vector<std::vector<std::int64_t>> shapes;  // unsharded, by parameter
+  Part held;
+};
+
+std::unique_ptr<PyIsland> make_island(c10::intrusive_ptr<c10d::ProcessGroup> plan,
+                                      std::optional<c10::intrusive_ptr<c10d::ProcessGroup>> replicas, bool any_replicas,
+                                      std::uint32_t part, std::uint32_t parts, bool replica,
+                                      std::vector<std::vector<std::int64_t>> shapes,
+                                      const std::vector<std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>>>& held) {
+  auto island = std::make_unique<PyIsland>();
+  island->plan = std::move(plan);
+  if (replicas) island->replicas = std::move(*replicas);
+  island->any_replicas = any_replicas;
+  island->rank = {part, parts, replica};
+  island->shapes = std::move(shapes);
+  for (const auto& [offset, shape] : held) island->held.push_back({offset, shape, false});
+  return island;
+}
+
 using PyParameter = std::tuple<std::string, at::Tensor, std::vector<std::string>>;
 
 class PyLearner {
  public:
-  PyLearner(const std::vector<PyParameter>& parameters, LearnerOptions options)
+  PyLearner(const std::vector<PyParameter>& parameters, LearnerOptions options, const PyIsland* island)
       : log_(std::make_shared<LogQueue>()), pid_(getpid()) {
     std::vector<NamedParameter> named;
     for (const auto& [name, tensor, aliases] : parameters) named.push_back({name, tensor, aliases});
     options.log = [log = log_](LogLevel level, const std::string& text) { log->push(level, text); };
     const py::gil_scoped_release release;
-    learner_ = std::make_unique<Learner>(std::move(options), std::make_shared<TorchParameterStore>(std::move(named)));
+    auto store = std::make_shared<TorchParameterStore>(std::move(named));
+    if (island != nullptr) {
+      Layout layout = store->layout();
+      for (std::size_t i = 0; i < layout.tensors.size(); ++i) layout.tensors[i].shape = island->shapes.at(i);
+      options.island = IslandMember{make_rank_group(island->plan, island->replicas, island->any_replicas), island->rank,
+                                    std::move(layout), island->held};
+    }
+    learner_ = std::make_unique<Learner>(std::move(options), std::move(store));
   }
   ~PyLearner() {
     if (getpid() != pid_) {  // forked child: the threads are the parent's, there is nothing to join
@@ -83,7 +115,8 @@ class PyLearner {
 std::unique_ptr<PyLearner> make_learner(const std::vector<PyParameter>& parameters, std::string syncer,
                                         std::string learner_id, std::string run_id,
                                         std::map<std::string, std::string> settings, double give_up_after_s,
-                                        std::uint64_t staging_bytes, std::string ledger_dir, double linger_s) {
+                                        std::uint64_t staging_bytes, std::string ledger_dir, double linger_s,
+                                        const PyIsland* island) {
   LearnerOptions options;
   options.syncer = std::move(syncer);
   options.learner_id = std::move(learner_id);
@@ -93,23 +126,13 @@ std::unique_ptr<PyLearner> make_learner(const std::vector<PyParameter>& paramete
   options.staging_bytes = staging_bytes;
   options.ledger_dir = std::move(ledger_dir);
   options.linger_s = linger_s;
-  return std::make_unique<PyLearner>(parameters, std::move(options));
+  return std::make_unique<PyLearner>(parameters, std::move(options), island);
 }
 
-// In slices, so that Ctrl-C is heard while waiting. The shell comes back before its time when the syncer is away.
 bool join(PyLearner& self, double timeout_s, const py::object& while_waiting) {
-  constexpr double kSlice = 0.25;
   const auto interrupted = callback_with_gil(while_waiting);
   const py::gil_scoped_release release;
-  const TimePoint deadline = monotonic_now() + timeout_s;
-  while (true) {
-    const TimePoint start = monotonic_now();
-    const double slice = std::min(kSlice, std::max(0.0, deadline - start));
-    if (self.get().join(slice)) return true;
-    const bool early = monotonic_now() - start < slice;
-    if (early || monotonic_now() >= deadline) return false;
-    if (interrupted) interrupted();
-  }
+  return self.get().join(timeout_s, interrupted);
 }
 
 at::Tensor anchor(PyLearner& self, std::uint32_t index, const at::Tensor& like) {
@@ -131,15 +154,21 @@ std::tuple<std::uint32_t, std::vector<std::uint32_t>, bool> boundary(PyLearner& 
 py::dict stats_dict(PyLearner& self) {
   LearnerStats stats;
   TransportCounters counters;
+  ExchangeWaits waits;
   {
     const py::gil_scoped_release release;
     stats = self.get().stats();
     counters = self.get().counters();
+    waits = self.get().exchange_waits();
   }
   py::dict out = to_dict(stats);
   out["bytes_in"] = counters.bytes_in;
   out["bytes_out"] = counters.bytes_out;
   out["malformed_frames"] = counters.malformed;
+  out["rank_exchanges"] = waits.exchanges;
+  out["rank_waits"] = waits.waited;
+  out["rank_waits_s"] = waits.total_s;
+  out["rank_waits_longest_s"] = waits.longest_s;
   return out;
 }
 
@@ -171,10 +200,13 @@ py::dict to_dict(const LearnerStats& stats) {
 }
 
 void bind_learner(py::module_& m) {
+  py::class_<PyIsland>(m, "Island")
+      .def(py::init(&make_island), py::arg("plan"), py::arg("replicas"), py::arg("any_replicas"), py::arg("part"),
+           py::arg("parts"), py::arg("replica"), py::arg("shapes"), py::arg("held"));
   py::class_<PyLearner>(m, "Learner")
       .def(py::init(&make_learner), py::arg("parameters"), py::arg("syncer"), py::arg("learner_id"), py::arg("run_id"),
            py::arg("settings"), py::arg("give_up_after_s"), py::arg("staging_bytes"), py::arg("ledger_dir"),
-           py::arg("linger_s"))
+           py::arg("linger_s"), py::arg("island"))
       .def("join", &join, py::arg("timeout_s"), py::arg("while_waiting"))
       .def("boundary", &boundary, py::arg("tokens"), py::arg("lr"), py::arg("while_waiting"))
       .def("close", [](PyLearner& self, double flush_s) { self.get().close(flush_s); }, py::arg("flush_s"), GilFree())
