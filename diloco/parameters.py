@@ -16,7 +16,8 @@ Named = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 
 # Wrappers that may sit anywhere in a name: torch.compile, activation checkpointing, FSDP1.
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
-_SUPPORTED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_SUPPORTED = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64, torch.complex128)
+_LESS_PRECISE = {torch.float64: "float32", torch.complex128: "complex64"}
 
 
 @dataclass
@@ -26,6 +27,26 @@ class Parameter:
     name: str
     tensor: Tensor
     aliases: list[str] = field(default_factory=list)
+    real: Tensor = field(init=False)  # what travels: the tensor, or the real view of a complex one, (..., 2)
+
+    def __post_init__(self) -> None:
+        self.real = torch.view_as_real(self.tensor.detach()) if self.tensor.is_complex() else self.tensor
+
+    def follow(self) -> None:
+        """The real view of memory that was replaced (`p.data = ...`)."""
+        if self.real.data_ptr() != self.tensor.data_ptr():
+            self.real.data = torch.view_as_real(self.tensor.detach())
+
+    def as_parameter(self, values: Tensor) -> Tensor:
+        """f32 values of `real` in the parameter's own shape and dtype."""
+        return (torch.view_as_complex(values) if self.tensor.is_complex() else values).to(self.tensor.dtype)
+
+
+def travels(tensor: Tensor) -> tuple[list[int], str]:
+    """Shape and dtype that a tensor has on the wire's side."""
+    if tensor.is_complex():
+        return [*tensor.shape, 2], str(tensor.dtype.to_real()).removeprefix("torch.")
+    return list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
 
 
 def repeatable(model: Named) -> nn.Module | list[tuple[str, Tensor]]:
@@ -95,8 +116,8 @@ def of_optimizer(model: Named, optimizer: torch.optim.Optimizer) -> list[Paramet
             label = names.get(id(tensor)) or (given[i] if given else f"number {i} of group {g}")
             if id(tensor) not in names:
                 strangers.append(f"{label}: {describe_tensor(tensor)}")
-            elif not tensor.is_floating_point():
-                raise ValueError(_cannot_travel(label, tensor, "a floating-point dtype"))
+            elif not (tensor.is_floating_point() or tensor.is_complex()):
+                raise ValueError(_cannot_travel(label, tensor, "a floating-point or complex dtype"))
     if strangers:
         raise ValueError(
             f"the optimizer has {len(strangers)} parameter(s) that are not in the model ({name_list(strangers)}); "
@@ -167,10 +188,15 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
     if tensor.layout != torch.strided:
         raise ValueError(_cannot_travel(name, tensor, f"a dense tensor, not {tensor.layout}"))
     if tensor.dtype not in _SUPPORTED:
-        raise ValueError(_cannot_travel(name, tensor, "float32, bfloat16, float16 or float64"))
+        raise ValueError(_cannot_travel(name, tensor, "float32, bfloat16, float16, float64, complex64 or complex128"))
     if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
         raise ValueError(
             f"parameter '{name}' is an expanded tensor: several of its elements share memory; clone() it first"
         )
-    if tensor.dtype == torch.float64:
-        logger.warning("parameter '%s' is float64; it is synchronised with float32 precision", name)
+    if tensor.is_conj():
+        raise ValueError(f"parameter '{name}' is a conjugated view; resolve_conj() it before wrapping the optimizer")
+    if tensor.dtype in _LESS_PRECISE:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        logger.warning(
+            "parameter '%s' is %s; it is synchronised with %s precision", name, dtype, _LESS_PRECISE[tensor.dtype]
+        )
