@@ -127,6 +127,8 @@ def _take_up(learner: Learner, state: dict[str, Any], stats: dict[str, Any]) -> 
     known = _account(seen, learner, state)
     learner._before.merged, learner._before.processed = known or (0, 0)
     if _is_another_run(state, stats, known):
+        if _starts_from(learner, state):
+            return []
         _refuse_late_load(learner, state, stats)
         logger.warning(
             "[%s] %s; this learner starts from the syncer's weights, work that was not merged then is dropped",
@@ -214,6 +216,15 @@ def _is_another_run(state: dict[str, Any], stats: dict[str, Any], known: tuple[i
     if len(saved) != len(now) or any(a[0] != b[0] or a[1] > b[1] for a, b in zip(saved, now, strict=True)):
         return True
     return known is not None and known[0] < state["merged"]
+
+
+def _starts_from(learner: Learner, state: dict[str, Any]) -> bool:
+    """The syncer's weights are the ones that were saved: a whole run starts again with this learner."""
+    return all(
+        torch.equal(learner._c.anchor(index, parameter.real).to(parameter.real), parameter.real)
+        and torch.equal(state["weights"][parameter.name].to(parameter.tensor), parameter.tensor)
+        for index, parameter in enumerate(learner._parameters)
+    )
 
 
 def _both_versions(state: dict[str, Any], stats: dict[str, Any]) -> str:

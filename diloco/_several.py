@@ -118,9 +118,6 @@ class Several(Optimizer):
         self._optimizers = state["optimizers"]
         Optimizer.__setstate__(self, {})
 
-    def __repr__(self) -> str:
-        return "\n".join(repr(optimizer) for optimizer in self._optimizers)
-
 
 def inner_ones(optimizer: Optimizer) -> list[Optimizer]:
     """The optimizers that a user made."""

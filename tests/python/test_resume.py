@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import logging
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +24,7 @@ ALONE = LOCKSTEP | {"min_quorum": 1, "sync_every": H}
 
 
 class Life:
-    """One life of a learner: model, AdamW, a schedule. `saved` is what torch.load gave, in order: model, then the rest."""
+    """One life of a learner: model, AdamW, a schedule. `saved`: what save() gave; its model is loaded first."""
 
     def __init__(self, address: str, saved: dict[str, Any] | None = None, learner_id: str = "a", seed: int = 0) -> None:
         self.model = small_model(seed)
@@ -60,7 +63,9 @@ class Life:
 
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor], atol: float = 0.0) -> None:
     for name, tensor in left.items():
-        torch.testing.assert_close(tensor, right[name], rtol=0, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            tensor, right[name], rtol=0, atol=atol, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 @contextmanager
@@ -122,3 +127,256 @@ def test_resumed_at_every_step_is_the_uninterrupted_run(variant: str) -> None:
         same(found, wanted, atol=2e-6 if in_flight else 0.0)
 
 
+# ---- decoupled: others go on, work is merged meanwhile ----
+
+FREE = QUICK | {"num_fragments": 1, "overlap_steps": 0}
+
+
+def until_merged(life: Life, rounds: int, running: diloco.Syncer, first: int) -> int:
+    """Trains until so many rounds are merged. The next step's number."""
+    deadline, step = time.monotonic() + 30, first
+    while running.status()["rounds_merged"] < rounds:
+        assert time.monotonic() < deadline, running.status()
+        life.train(step, step)
+        step += 1
+    return step
+
+
+def test_unmerged_work_is_put_on_top_of_what_others_made_meanwhile(
+    tmp_path: Path,
+    audit: Callable[..., dict[str, Any]],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level(logging.INFO, "diloco")
+    monkeypatch.setenv("DILOCO_LEDGER_DIR", str(tmp_path))
+    log = tmp_path / "events"
+    with syncer(**FREE, event_log=log) as running:
+        first = Life(running.endpoint)
+        first.train(1, 2)
+        anchor = first.opt.learner.anchor_state_dict()
+        first.opt.close()
+        saved = first.save()
+        other = Life(running.endpoint, learner_id="b")
+        until_merged(other, 2, running, 100)
+        other.opt.close()
+        second = Life(running.endpoint, saved)
+        theta = second.opt.learner.anchor_state_dict()
+        for name, local in second.weights().items():
+            assert not torch.equal(theta[name], anchor[name])
+            torch.testing.assert_close(local, theta[name] + (saved["model"][name] - anchor[name]), rtol=0, atol=0)
+        stats = second.opt.stats()
+        assert (stats["tokens"], stats["total_steps"], stats["total_tokens"]) == (32, 2, 32)
+        assert stats["tokens_outstanding"] == 32
+        until_merged(second, 4, running, 3)
+        assert second.opt.stats()["contributions_merged"] >= 1
+        second.opt.close()
+    assert "the work of the last 2 steps (32 tokens), not merged when the state was saved, is on top" in caplog.text
+    audit(log, ledgers=tmp_path)
+
+
+def test_work_that_was_merged_after_the_save_is_not_put_back(caplog: pytest.LogCaptureFixture) -> None:
+    """A crash: the life that saved trained on, and its work went into the global weights."""
+    with syncer(**FREE) as running:
+        first = Life(running.endpoint)
+        first.train(1, 2)
+        saved = first.save()
+        until_merged(first, 2, running, 3)
+        first.opt.close()
+        second = Life(running.endpoint, saved)
+        same(second.weights(), second.opt.learner.anchor_state_dict())
+        same(second.weights(), running.weights())
+        assert second.opt.stats()["total_steps"] == 2
+        assert second.opt.stats()["tokens_outstanding"] == 0
+        second.opt.close()
+    assert "is dropped for 4 of 4 tensors" in caplog.text
+
+
+def test_a_fragment_under_way_is_applied_once(caplog: pytest.LogCaptureFixture) -> None:
+    """H = 8, two steps of overlap: sent at step 6, saved at step 7, to be adopted at step 8; merged in between."""
+    with syncer(**ALONE | {"sync_every": 8, "overlap_steps": 2, "adopt": "rebase"}) as running:
+        first = Life(running.endpoint)
+        start = first.opt.learner.anchor_state_dict()
+        first.train(1, 6)
+        sent = first.weights()
+        deadline = time.monotonic() + 20
+        while running.status()["rounds_merged"] < 1:
+            assert time.monotonic() < deadline
+        first.train(7, 7)
+        assert first.opt.stats()["sent_image_bytes"] > 0
+        saved = first.save()
+        first.opt.close()
+        second = Life(running.endpoint, saved)
+        for name, tensor in second.weights().items():  # once: the step made while it was under way is dropped
+            assert torch.equal(tensor, running.weights()[name])
+            torch.testing.assert_close(tensor, start[name] - (start[name] - sent[name]), rtol=0, atol=1e-6)
+        assert second.opt.stats()["clock"] == 7
+        second.train(8, 16)
+        second.opt.close()
+        assert running.status()["rounds_merged"] == 2
+    assert "is dropped for 4 of 4 tensors" in caplog.text
+
+
+# ---- what users forget ----
+
+
+def test_without_the_wrappers_state_a_fresh_window_starts_and_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with syncer(**ALONE) as running:
+        first = Life(running.endpoint)
+        first.train(1, 6)
+        saved = first.save()
+        first.opt.close()
+        del saved["opt"]["diloco"]
+        second = Life(running.endpoint, saved)
+        same(second.weights(), running.weights())
+        caplog.clear()
+        second.train(7, 10)
+        assert caplog.text.count("a fresh window starts from the global weights") == 1
+        assert running.status()["rounds_merged"] == 2
+        assert second.opt.stats()["total_steps"] == 4
+        second.opt.close()
+
+
+def test_the_model_may_be_loaded_after_wrapping_if_the_state_follows(caplog: pytest.LogCaptureFixture) -> None:
+    """As frameworks do it: optimizers are made first, then everything is loaded."""
+    with syncer(**ALONE) as running:
+        first = Life(running.endpoint)
+        first.train(1, 6)
+        wanted, saved = first.weights(), first.save()
+        first.opt.close()
+        second = Life(running.endpoint, seed=9)
+        second.model.load_state_dict(saved["model"])
+        assert "unless the learner's saved state is loaded next" in caplog.text
+        second.opt.load_state_dict(saved["opt"])
+        same(second.weights(), wanted)
+        second.train(7, 8)
+        assert running.status()["rounds_merged"] == 2
+        second.opt.close()
+
+
+def test_a_state_ahead_of_the_syncer_rolls_back_to_it(caplog: pytest.LogCaptureFixture) -> None:
+    with syncer(**ALONE) as running:
+        first = Life(running.endpoint)
+        first.train(1, 9)
+        saved = first.save()
+        first.opt.close()
+    with syncer(**ALONE) as anew:
+        other = Life(anew.endpoint, seed=5, learner_id="b")
+        second = Life(anew.endpoint, saved)
+        same(second.weights(), anew.weights())
+        same(second.weights(), other.weights())
+        assert "saved at epoch 1, version 2 and the syncer is at epoch 1, version 0" in caplog.text
+        assert "starts from the syncer's weights" in caplog.text
+        assert second.opt.stats()["total_steps"] == 9
+        second.opt.close()
+        # Loaded into a model that had joined, the weights would be work on weights they do not belong to.
+        third = Life(anew.endpoint, learner_id="c")
+        third.model.load_state_dict(saved["model"])
+        with pytest.raises(ValueError, match=r"saved at .*load the model first, then wrap"):
+            third.opt.load_state_dict(saved["opt"])
+        third.opt.close()
+        other.opt.close()
+
+
+def test_a_whole_run_starts_again_from_its_learners_models() -> None:
+    with syncer(**ALONE) as running:
+        first = Life(running.endpoint)
+        first.train(1, 6)
+        wanted, saved = first.weights(), first.save()
+        first.opt.close()
+    with syncer(**ALONE) as anew:
+        second = Life(anew.endpoint, saved)
+        same(second.weights(), wanted)
+        same(anew.weights(), wanted)
+        assert second.opt.stats()["total_steps"] == 6
+        second.opt.close()
+
+
+def test_loaded_without_a_syncer_it_goes_on_from_the_model(caplog: pytest.LogCaptureFixture) -> None:
+    with syncer(**ALONE) as running:
+        first = Life(running.endpoint)
+        first.train(1, 6)
+        wanted, saved = first.weights(), first.save()
+        first.opt.close()
+    with dead_address() as nobody:
+        second = Life(nobody, saved)
+        same(second.weights(), wanted)
+        assert "loaded without a syncer (connecting)" in caplog.text
+        assert second.opt.stats()["total_tokens"] == 96
+        second.opt.close()
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (torch.nn.Linear(6, 8), r"parameter 'weight' is not there in it and float32 \(8, 6\) here"),
+        (
+            small_model().to(torch.bfloat16),
+            r"parameter '0.weight' is float32 \(8, 6\) in it and bfloat16 \(8, 6\) here",
+        ),
+    ],
+    ids=["names", "dtype"],
+)
+def test_the_state_of_another_model_is_refused_at_its_first_difference(
+    nobody: str, other: torch.nn.Module, words: str
+) -> None:
+    with diloco.Learner(small_model(), nobody) as learner:
+        saved = learner.state_dict()
+    with diloco.Learner(other, nobody) as learner, pytest.raises(ValueError, match=words):
+        learner.load_state_dict(saved)
+
+
+def test_resumes_in_a_new_process(tmp_path: Path) -> None:
+    """Saved by this process, taken up by another one: the first round after it equals the uninterrupted run's."""
+    with syncer(**ALONE) as running:
+        whole = Life(running.endpoint)
+        whole.train(1, 8)
+        wanted = running.weights()
+        whole.opt.close()
+    with syncer(**ALONE) as running:
+        first = Life(running.endpoint)
+        first.train(1, 6)
+        torch.save(first.save(), tmp_path / "saved")
+        first.opt.close()
+        code = (
+            f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+            "import torch; from test_resume import Life\n"
+            f"life = Life({running.endpoint!r}, torch.load({str(tmp_path / 'saved')!r})); life.train(7, 8)\n"
+            "life.opt.close()"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+        same(running.weights(), wanted)
+
+
+# ---- loops without an optimizer ----
+
+
+def test_a_learner_without_an_optimizer_resumes_too() -> None:
+    def descend(weight: torch.Tensor, learner: diloco.Learner, first: int, last: int) -> None:
+        for step in range(first, last + 1):
+            inputs = torch.randn(8, 5, generator=torch.Generator().manual_seed(step))
+            (gradient,) = torch.autograd.grad((inputs @ weight - inputs.sum(1)).square().mean(), weight)
+            with torch.no_grad():
+                weight -= 0.05 * gradient
+            learner.step(tokens=8)
+
+    def run(cut: int) -> tuple[torch.Tensor, torch.Tensor]:
+        weight = torch.zeros(5, requires_grad=True)
+        with syncer(**ALONE) as running:
+            learner = diloco.Learner({"weight": weight}, running.endpoint, learner_id="a")
+            descend(weight, learner, 1, cut)
+            saved = learner.state_dict()
+            learner.close()
+            weight = torch.full((5,), 7.0, requires_grad=True)
+            learner = diloco.Learner({"weight": weight}, running.endpoint, learner_id="a")
+            learner.load_state_dict(saved)
+            descend(weight, learner, cut + 1, 10)
+            assert learner.stats()["total_tokens"] == 80
+            learner.close()
+            return weight.detach(), running.weights()["weight"]
+
+    wanted = run(10)
+    for cut in (3, 4, 5):
+        found = run(cut)
+        assert torch.equal(found[0], wanted[0])
+        assert torch.equal(found[1], wanted[1])
