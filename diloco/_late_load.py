@@ -20,7 +20,6 @@ class LateLoad:
         learner = self._learner() if self._learner is not None else None
         if learner is None or learner.closed:
             return
-        learner._loaded_late = True
         learner._watch.look_at_all()  # load_state_dict(assign=True) puts other objects into their place
         logger.warning(
             "[%s] weights were loaded into a model that is in a run: unless the learner's saved state is loaded next, "

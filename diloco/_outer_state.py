@@ -16,7 +16,9 @@ class OuterState:
         self._optimizer = optimizer
 
     def state_dict(self) -> dict[str, Any]:
-        return self._optimizer._outer_state_dict()
+        own = self._optimizer._outer_state_dict()
+        # Loading writes into the tensors that this gives: not into the model's own, before anything has been checked.
+        return own | {"weights": {name: tensor.clone() for name, tensor in own.get("weights", {}).items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._optimizer._load_outer_state_dict(state_dict)

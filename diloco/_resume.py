@@ -117,7 +117,6 @@ def load(learner: Learner, state: dict[str, Any]) -> None:
     now = learner._c.stats()
     learner._before.steps = int(state["steps"]) - now["steps"]
     learner._before.tokens = int(state["tokens"]) - now["tokens"]
-    learner._loaded_late = False
 
 
 def _take_up(learner: Learner, state: dict[str, Any], stats: dict[str, Any]) -> list[int]:
@@ -127,14 +126,8 @@ def _take_up(learner: Learner, state: dict[str, Any], stats: dict[str, Any]) -> 
     known = _account(seen, learner, state)
     learner._before.merged, learner._before.processed = known or (0, 0)
     if _is_another_run(state, stats, known):
-        if _starts_from(learner, state):
-            return []
-        _refuse_late_load(learner, state, stats)
-        logger.warning(
-            "[%s] %s; this learner starts from the syncer's weights, work that was not merged then is dropped",
-            learner.learner_id,
-            _both_versions(state, stats),
-        )
+        if not _starts_from(learner, state):
+            _roll_back(learner, state, stats)
         return []
     nothing_merged = known is not None and known[0] == state["merged"]
     dropped = _put_back(learner, state, certain=certain, nothing_merged=nothing_merged)
@@ -237,13 +230,23 @@ def _both_versions(state: dict[str, Any], stats: dict[str, Any]) -> str:
     )
 
 
-def _refuse_late_load(learner: Learner, state: dict[str, Any], stats: dict[str, Any]) -> None:
-    if learner._loaded_late:
-        raise ValueError(
-            f"{_both_versions(state, stats)}. The model was loaded after this learner had joined, so its weights would "
-            "count as work on weights they do not belong to; load the model first, then wrap the optimizer (or make "
-            "the Learner), then load its state"
-        )
+@torch.no_grad()
+def _roll_back(learner: Learner, state: dict[str, Any], stats: dict[str, Any]) -> None:
+    """To the syncer's weights."""
+    for index, parameter in enumerate(learner._parameters):
+        now = learner._c.anchor(index, parameter.real)
+        if stats["steps"] == 0 and not torch.equal(now.to(parameter.real), parameter.real):
+            raise ValueError(
+                f"{_both_versions(state, stats)}. The model was loaded after this learner had joined, so its weights "
+                "would count as work on weights they do not belong to; load the model first, then wrap the optimizer "
+                "(or make the Learner), then load its state"
+            )
+        parameter.real.copy_(now)
+    logger.warning(
+        "[%s] %s; this learner starts from the syncer's weights, work that was not merged then is dropped",
+        learner.learner_id,
+        _both_versions(state, stats),
+    )
 
 
 @torch.no_grad()

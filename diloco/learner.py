@@ -8,6 +8,7 @@ import time
 from collections import deque
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from diloco import _exit, _resume, config
@@ -111,7 +112,6 @@ class Learner:
         self._before = _resume.Counters()
         self._recent: deque[int] = deque(maxlen=_STEPS_KEPT)  # token counts of the last steps
         self._carried: list[Tensor] = []  # resets that resuming brought, for the next step to tell
-        self._loaded_late = False  # the model was loaded since
         self.closed = False  # also in a forked child, where it cannot be used
         self._pid = os.getpid()
         self._calls: deque[float] = deque(maxlen=_CALLS_KEPT)
@@ -145,6 +145,8 @@ class Learner:
         finally:
             self._account(time.perf_counter() - start)
             self._write_log()
+        if joined:
+            self._fill()
         logger.info("[%s] %s", self.learner_id, self._c.describe())
         if not joined and self._c.stats()["state"] == "joining":  # the core itself says when nobody is there
             logger.warning(
@@ -154,6 +156,13 @@ class Learner:
                 self._syncer,
                 timeout_s,
             )
+
+    @torch.no_grad()
+    def _fill(self) -> None:
+        """Memory that had no values (to_empty() after the meta device) may hold NaN, and NaN - NaN is no displacement."""
+        for index, parameter in enumerate(self._parameters):
+            if not torch.isfinite(parameter.real).all():
+                parameter.real.copy_(self._c.anchor(index, parameter.real))
 
     def step(self, tokens: int = 1, *, lr: float = 0.0) -> StepResult:
         """After each real optimizer step, with the number of tokens (or samples) it trained on.
