@@ -6,10 +6,11 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from torch.amp.grad_scaler import GradScaler, OptState
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-_UNSCALES = GradScaler._unscale_grads_.__code__
+# Not public: a torch without it has no check, and test_gradients_are_never_divided_twice says so.
+_UNSCALES = getattr(getattr(GradScaler, "_unscale_grads_", None), "__code__", None)
 
 
 def refuse_second_division(frame: Any, inner: Iterable[Optimizer]) -> None:
@@ -17,7 +18,7 @@ def refuse_second_division(frame: Any, inner: Iterable[Optimizer]) -> None:
     if frame.f_code is not _UNSCALES:
         return
     states = frame.f_locals["self"]._per_optimizer_states
-    if any(id(one) in states and states[id(one)]["stage"] is not OptState.READY for one in inner):
+    if any(id(one) in states and states[id(one)]["stage"].name != "READY" for one in inner):
         raise RuntimeError(
             "scaler.unscale_() was called with the inner optimizer and scaler.step() with the DiLoCoOptimizer: the "
             "gradients would be divided by the scale twice. Expected the DiLoCoOptimizer in both calls"

@@ -159,7 +159,7 @@ class Learner:
 
     @torch.no_grad()
     def _fill(self) -> None:
-        """Memory that had no values (to_empty() after the meta device) may hold NaN, and NaN - NaN is no displacement."""
+        """Memory that had no values (to_empty() after the meta device) may hold NaN; NaN - NaN is no displacement."""
         for index, parameter in enumerate(self._parameters):
             if not torch.isfinite(parameter.real).all():
                 parameter.real.copy_(self._c.anchor(index, parameter.real))
@@ -216,16 +216,17 @@ class Learner:
         self._calls.clear()
         return calls
 
-    def anchor_state_dict(self) -> dict[str, Tensor]:
+    def anchor_state_dict(self, *, aliases: bool = True) -> dict[str, Tensor]:
         """The global weights as this learner last received them (at first: as they were when it was made), copied.
 
         Has every name of every synchronised tensor; buffers and frozen tensors are not in it. The names of a tied
-        tensor share one tensor, as in the model's state_dict, so torch.save keeps one copy.
+        tensor share one tensor, as in the model's state_dict, so torch.save keeps one copy. Without `aliases` each is
+        there once, under its first name, as safetensors wants it.
         """
         out: dict[str, Tensor] = {}
         for index, parameter in enumerate(self._parameters):
             values = parameter.as_parameter(self._c.anchor(index, parameter.real))
-            for name in (parameter.name, *parameter.aliases):
+            for name in (parameter.name, *parameter.aliases) if aliases else (parameter.name,):
                 out[name] = values
         return out
 

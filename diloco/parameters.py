@@ -142,14 +142,20 @@ def of_optimizer(model: Named, optimizer: torch.optim.Optimizer) -> list[Paramet
 
 
 def notice_buffers(model: Named) -> None:
-    """Says which state of the model is left alone, such as BatchNorm's running statistics."""
+    """Says which state of the model is left alone: BatchNorm's running statistics, a router's balance."""
     if not isinstance(model, nn.Module):
         return
-    names = [name for name, buffer in model.named_buffers() if buffer.is_floating_point()]
-    learned = [name for name in names if name.endswith(("running_mean", "running_var"))]
-    if learned:
+    names = [
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and buffer.is_floating_point() and name not in module._non_persistent_buffers_set
+    ]
+    if names:
         logger.warning(
-            "%d running statistics stay local to each learner and are not merged: %s", len(learned), name_list(learned)
+            "%d floating-point buffers stay local to each learner and are not merged: %s",
+            len(names),
+            name_list(clean_names(names)),
         )
 
 

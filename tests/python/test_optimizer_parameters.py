@@ -235,7 +235,7 @@ def test_notices(nobody: str, caplog: pytest.LogCaptureFixture) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1).double())
     with wrap(model, nobody, [*model[0].parameters(), model[2].weight]):
         pass
-    assert caplog.text.count("2 running statistics stay local") == 1
+    assert caplog.text.count("2 floating-point buffers stay local") == 1
     assert "'1.running_mean', '1.running_var'" in caplog.text
     assert "3 trainable parameter(s) of the model are not in this optimizer and stay local: '1.weight'" in caplog.text
     assert "'2.weight' is float64; it is synchronised with float32 precision" in caplog.text

@@ -131,26 +131,28 @@ def test_looking_costs_next_to_nothing() -> None:
 def test_frozen_for_a_while_after_wrapping() -> None:
     """While frozen it does not move, whatever the others' momentum; then it takes part, its momentum from zero."""
     model = small_model()
-    with diloco.Syncer(**LOCKSTEP | {"min_quorum": 1} | NESTEROV, shutdown_s=0.5) as syncer:
-        with wrap(model, syncer.endpoint) as opt:
-            model[0].requires_grad_(False)
-            frozen, trained = model[0].weight.detach().clone(), model[2].weight.detach().clone()
-            for step in range(8):
-                train_step(model, opt, step)
-            assert torch.equal(syncer.weights()["0.weight"], frozen)
-            assert not torch.equal(syncer.weights()["2.weight"], trained)
-            saved = opt.state_dict()
-            opt.load_state_dict(saved)
-            assert not model[0].weight.requires_grad
-            model[0].requires_grad_(True)
-            plain = copy.deepcopy(model)
-            bare = torch.optim.SGD(plain.parameters(), lr=0.1)
-            for step in range(8, 12):
-                train_step(model, opt, step)
-                train_step(plain, bare, step)
-            moved = syncer.weights()["0.weight"] - frozen
-            torch.testing.assert_close(moved, 0.7 * 1.9 * (plain[0].weight - frozen), rtol=0, atol=1e-5)
-            assert moved.abs().max() > 1e-3
+    with (
+        diloco.Syncer(**LOCKSTEP | {"min_quorum": 1} | NESTEROV, shutdown_s=0.5) as syncer,
+        wrap(model, syncer.endpoint) as opt,
+    ):
+        model[0].requires_grad_(False)
+        frozen, trained = model[0].weight.detach().clone(), model[2].weight.detach().clone()
+        for step in range(8):
+            train_step(model, opt, step)
+        assert torch.equal(syncer.weights()["0.weight"], frozen)
+        assert not torch.equal(syncer.weights()["2.weight"], trained)
+        saved = opt.state_dict()
+        opt.load_state_dict(saved)
+        assert not model[0].weight.requires_grad
+        model[0].requires_grad_(True)
+        plain = copy.deepcopy(model)
+        bare = torch.optim.SGD(plain.parameters(), lr=0.1)
+        for step in range(8, 12):
+            train_step(model, opt, step)
+            train_step(plain, bare, step)
+        moved = syncer.weights()["0.weight"] - frozen
+        torch.testing.assert_close(moved, 0.7 * 1.9 * (plain[0].weight - frozen), rtol=0, atol=1e-5)
+        assert moved.abs().max() > 1e-3
 
 
 def test_unfrozen_after_wrapping_is_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -205,3 +205,17 @@ def test_added_group_takes_the_inner_defaults(caplog: pytest.LogCaptureFixture) 
         head(model(torch.randn(4, 6))).sum().backward()
         opt.step()
         assert not torch.equal(before, head.weight)
+
+
+def test_a_schedule_for_another_optimizer_is_warned_of_by_torch() -> None:
+    """Neither the wrapper nor its inner optimizer: nobody here can see it, but torch sees that its optimizer is not
+    stepped, at the scheduler's first step."""
+    model = small_model()
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dead_address() as nobody, diloco.DiLoCoOptimizer(inner, model, syncer=nobody, tokens=lambda: 1) as opt:
+        scheduler = lr_scheduler.StepLR(other, 1, 0.5)
+        train_step(model, opt, 0)
+        with pytest.warns(UserWarning, match=r"lr_scheduler.step\(\).* before .*optimizer.step\(\)"):
+            scheduler.step()
+        assert opt.param_groups[0]["lr"] == 0.1

@@ -14,6 +14,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.optim import lr_scheduler
 from toys import LOCKSTEP, QUICK, dead_address, small_model, train_step
 
@@ -346,6 +352,77 @@ def test_resumes_in_a_new_process(tmp_path: Path) -> None:
         )
         subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
         same(running.weights(), wanted)
+
+
+# ---- torch.distributed.checkpoint ----
+
+
+def test_distributed_checkpoint_has_the_outer_state_beside_the_optimizers(tmp_path: Path) -> None:
+    """bf16 weights: in the optimizer's own state the f32 anchors would have been cast to bf16."""
+
+    def start(address: str) -> tuple[torch.nn.Module, diloco.DiLoCoOptimizer]:
+        model = small_model().to(torch.bfloat16)
+        inner = torch.optim.AdamW(model.parameters(), lr=0.02)
+        return model, diloco.DiLoCoOptimizer(inner, model, address, learner_id="a", tokens=lambda: 16)
+
+    def train(model: torch.nn.Module, opt: torch.optim.Optimizer, first: int, last: int) -> None:
+        for step in range(first, last + 1):
+            opt.zero_grad()
+            inputs = torch.randn(16, 6, generator=torch.Generator().manual_seed(step)).to(torch.bfloat16)
+            model(inputs).square().mean().backward()
+            opt.step()
+
+    settings = ALONE | {"outer_lr": 0.7, "adopt": "rebase"}
+    with syncer(**settings) as running:
+        model, opt = start(running.endpoint)
+        train(model, opt, 1, 12)
+        opt.close()
+        wanted, wanted_local = running.weights(), [p.detach() for p in model.parameters()]
+    with syncer(**settings) as running:
+        model, opt = start(running.endpoint)
+        train(model, opt, 1, 6)
+        opt.zero_grad()
+        before = [p.detach().clone() for p in model.parameters()]
+        dcp.save(
+            {
+                "model": get_model_state_dict(model),
+                "optim": get_optimizer_state_dict(model, opt),
+                "outer": opt.outer_state(),
+            },
+            checkpoint_id=tmp_path,
+        )
+        assert opt.stats()["steps"] == 6
+        opt.close()
+        model, opt = start(running.endpoint)
+        state = {
+            "model": get_model_state_dict(model),
+            "optim": get_optimizer_state_dict(model, opt),
+            "outer": opt.outer_state(),
+        }
+        dcp.load(state, checkpoint_id=tmp_path)
+        set_optimizer_state_dict(model, opt, state["optim"])
+        assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+        assert opt.stats()["total_steps"] == 6
+        train(model, opt, 7, 12)
+        opt.close()
+        same(running.weights(), wanted)
+        assert all(torch.equal(p, q) for p, q in zip(model.parameters(), wanted_local, strict=True))
+
+
+def test_the_outer_state_loaded_apart_is_not_missed(caplog: pytest.LogCaptureFixture) -> None:
+    with syncer(**ALONE) as running:
+        first = Life(running.endpoint)
+        first.train(1, 6)
+        saved, outer = first.save(), first.opt.outer_state().state_dict()
+        first.opt.close()
+        del saved["opt"]["diloco"]
+        second = Life(running.endpoint, saved)
+        second.opt.outer_state().load_state_dict(outer)
+        second.train(7, 8)
+        assert "a fresh window starts" not in caplog.text
+        assert running.status()["rounds_merged"] == 2
+        assert second.opt.stats()["total_steps"] == 8
+        second.opt.close()
 
 
 # ---- loops without an optimizer ----
