@@ -132,10 +132,10 @@ def _take_up(learner: Learner, state: dict[str, Any], stats: dict[str, Any]) -> 
     nothing_merged = known is not None and known[0] == state["merged"]
     dropped = _put_back(learner, state, certain=certain, nothing_merged=nothing_merged)
     window = [int(tokens) for tokens in state["window"]]
-    behind = max(0, int(state["clock"]) - int(stats["clock"]))
-    lockstep = seen.get("mode") == "lockstep"
-    # In lockstep the clock says which step comes next. Elsewhere the work counts with the steps it took.
-    steps = behind if lockstep or dropped else max(behind, len(window))
+    if seen.get("mode") == "lockstep":  # the clock says which step comes next
+        steps = max(0, int(state["clock"]) - int(stats["clock"]))
+    else:  # the work counts with the steps it took
+        steps = 0 if dropped else len(window)
     if dropped:
         logger.warning(
             "[%s] resumed: the work that was not merged when the state was saved is dropped for %d of %d tensors (%s): "
@@ -146,7 +146,7 @@ def _take_up(learner: Learner, state: dict[str, Any], stats: dict[str, Any]) -> 
             name_list(dropped),
         )
         return [0] * steps
-    again = [0] * (steps - len(window)) + window[len(window) - steps :] if steps else []
+    again = ([0] * steps + window)[-steps:] if steps else []
     logger.info(
         "[%s] resumed: the work of the last %d steps (%d tokens), not merged when the state was saved, is on top of "
         "the global weights and counts again in this life",

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from torch.optim import lr_scheduler
 from toys import LOCKSTEP, QUICK, dead_address, small_model, train_step
 
 import diloco
+from diloco import _resume
 
 H = 4
 ALONE = LOCKSTEP | {"min_quorum": 1, "sync_every": H}
@@ -133,6 +135,32 @@ def test_resumed_at_every_step_is_the_uninterrupted_run(variant: str) -> None:
         same(found, wanted, atol=2e-6 if in_flight else 0.0)
 
 
+def test_one_of_two_in_lockstep_resumes_in_mid_window() -> None:
+    """The other one stays; both end where they would have without it."""
+
+    def go(lives: list[Life], first: int, last: int) -> None:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda k: lives[k].train(1000 * k + first, 1000 * k + last), range(2)))
+
+    def run(cuts: list[int]) -> list[dict[str, torch.Tensor]]:
+        with syncer(**LOCKSTEP | {"weights": "tokens_per_step"}) as running:
+            lives, step = [Life(running.endpoint), Life(running.endpoint, learner_id="b")], 1
+            for cut in cuts:
+                go(lives, step, cut)
+                saved, step = lives[0].save(), cut + 1
+                lives[0].opt.close()
+                lives[0] = Life(running.endpoint, saved)
+            go(lives, step, 12)
+            found = [life.weights() for life in lives] + [running.weights()]
+            assert running.status()["rounds_merged"] == 3
+            for life in lives:
+                life.opt.close()
+            return found
+
+    for wanted, found in zip(run([]), run([2, 5, 8]), strict=True):
+        same(found, wanted)
+
+
 # ---- decoupled: others go on, work is merged meanwhile ----
 
 FREE = QUICK | {"num_fragments": 1, "overlap_steps": 0}
@@ -221,6 +249,40 @@ def test_a_fragment_under_way_is_applied_once(caplog: pytest.LogCaptureFixture) 
         second.opt.close()
         assert running.status()["rounds_merged"] == 2
     assert "is dropped for 4 of 4 tensors" in caplog.text
+
+
+def test_work_that_the_syncer_may_still_merge_is_not_put_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A quorum of 2: the contribution of the last life lies there and waits for another learner's."""
+    monkeypatch.setattr(_resume, "_SETTLE_S", 0.3)
+    with syncer(**FREE | {"min_quorum": 2, "weights": "equal", "merge": "mean"}) as running:
+        first = Life(running.endpoint)
+        start = first.weights()
+        other_model = small_model()
+        other = diloco.Learner(other_model, running.endpoint, learner_id="b")
+        deadline, step = time.monotonic() + 30, 1
+        while running.status()["ledger"]["in_flight"] == 0:
+            assert time.monotonic() < deadline
+            first.train(step, step)
+            other.step(tokens=0)  # its clock goes on, it has no work to contribute
+            step += 1
+        saved = first.save()
+        held = running.status()["ledger"]["in_flight"] // 16  # steps of it
+        first.opt.close()
+        second = Life(running.endpoint, saved)
+        same(second.weights(), start)
+        assert "is dropped for 4 of 4 tensors" in caplog.text
+        while running.status()["rounds_merged"] == 0:  # now the other one has work, and the round closes
+            assert time.monotonic() < deadline
+            with torch.no_grad():
+                other_model[2].bias += 0.01
+            other.step(tokens=16)
+        assert held >= 1
+        moved = running.weights()["0.weight"] - start["0.weight"]
+        assert moved.abs().max() > 0  # half of what the last life had sent, once
+        second.opt.close()
+        other.close()
 
 
 # ---- what users forget ----
