@@ -1,7 +1,7 @@
 """diloco.Learner in a loop that has no torch optimizer: hand it the tensors, call step() after each update.
 
-Start a syncer first (`diloco syncer`), then as many of these as you like, each with a name of its own. A second argument
-is a file that the learner is resumed from, if it is there, and saved to at the end:
+Start a syncer first (`diloco syncer`), then as many of these as you like, each with a name of its own. A second
+argument is a file that the learner is resumed from, if it is there, and saved to at the end:
 python examples/without_optimizer.py first [first.pt]
 """
 

@@ -60,14 +60,56 @@ def test_it_is_noticed_within_a_few_steps(nobody: str, replace: Callable[[nn.Mod
     with learner:
         step()
         replace(model)
-        with pytest.raises(ValueError, match=r"(parameter|module) '.*' .*was replaced by another object.*wrap it"):
+        with pytest.raises(ValueError, match=r"parameter\(s\) of the model were replaced .*'\d\.weight'.*wrap it"):
+            for _ in range(3):
+                step()
+        with pytest.raises(ValueError, match="were replaced"):  # and it stays refused
             for _ in range(3):
                 step()
 
 
+class Around(nn.Module):
+    def __init__(self, inside: nn.Module) -> None:
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(self.inside, inputs, use_reentrant=False)
+
+
+def test_modules_put_around_others_are_followed(nobody: str) -> None:
+    """Activation checkpointing and parametrizations move parameters to other places: the same objects."""
+    model = small_model()
+    with wrap(model, nobody) as opt:
+        train_step(model, opt, 0)
+        model[0] = Around(model[0])
+        torch.nn.utils.parametrize.register_parametrization(model[2], "weight", nn.Identity())
+        for step in range(1, 4):
+            train_step(model, opt, step)
+        assert opt.stats()["steps"] == 4
+        model[0].inside.weight = nn.Parameter(torch.zeros(8, 6))
+        with pytest.raises(ValueError, match=r"'0\.weight'"):
+            for step in range(3):
+                train_step(model, opt, step)
+
+
+def test_a_tie_that_is_cut_is_noticed(nobody: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    with diloco.Learner(model, nobody) as learner:
+        learner.step()
+        model[1].weight = nn.Parameter(model[0].weight.detach().clone())
+        with pytest.raises(ValueError, match=r"1 parameter\(s\) of the model were replaced .*'0\.weight'"):
+            for _ in range(3):
+                learner.step()
+
+
 def test_assigned_by_load_state_dict_is_noticed_at_once(nobody: str) -> None:
     model = small_model()
-    with wrap(model, nobody), pytest.raises(ValueError, match=r"'0.weight' and 3 more was replaced"):
+    with (
+        wrap(model, nobody),
+        pytest.raises(ValueError, match=r"4 parameter\(s\) of the model were .*'0.weight'"),
+    ):
         model.load_state_dict(snapshot(model), assign=True)
 
 

@@ -26,10 +26,13 @@ def test_safe_loader_reads_it(nobody: str) -> None:
         for step in range(3):
             pair.step(step)
         file = io.BytesIO()
-        torch.save(pair.opt.state_dict(), file)
+        schedule = lr_scheduler.StepLR(pair.opt, 3)
+        others = {"scaler": torch.amp.GradScaler("cpu").state_dict(), "schedule": schedule.state_dict()}
+        torch.save({"opt": pair.opt.state_dict(), **others}, file)
     file.seek(0)
-    loaded = torch.load(file, weights_only=True)
+    loaded = torch.load(file)["opt"]  # weights_only is the default
     assert [loaded["diloco"][key] for key in ("format", "steps", "tokens")] == [2, 3, 48]
+    lr_scheduler.StepLR(pair.plain, 3)
     assert loaded["param_groups"] == pair.plain.state_dict()["param_groups"]
 
     fresh = Pair(nobody, adamw)
