@@ -124,7 +124,9 @@ def _take_up(learner: Learner, state: dict[str, Any], stats: dict[str, Any]) -> 
     seen, certain = _settle(learner, state)
     stats = learner.stats()
     known = _account(seen, learner, state)
-    learner._before.merged, learner._before.processed = known or (0, 0)
+    merged, processed = known or (0, 0)
+    learner._before.merged = merged - stats["tokens_merged"]
+    learner._before.processed = processed - stats["tokens"] * len(stats["versions"])
     if _is_another_run(state, stats, known):
         if not _starts_from(learner, state):
             _roll_back(learner, state, stats)

@@ -145,10 +145,17 @@ class Learner:
         finally:
             self._account(time.perf_counter() - start)
             self._write_log()
+        logger.info("[%s] %s", self.learner_id, self._c.describe())
+        stats = self._c.stats()
         if joined:
             self._fill()
-        logger.info("[%s] %s", self.learner_id, self._c.describe())
-        if not joined and self._c.stats()["state"] == "joining":  # the core itself says when nobody is there
+            if any(n > 0 for _, n in stats["versions"]):
+                logger.info(
+                    "[%s] the run is under way: the model has its global weights now, in place of those it had. To go on "
+                    "with work of an earlier life, load that learner's saved state",
+                    self.learner_id,
+                )
+        elif stats["state"] == "joining":  # the core itself says when nobody is there
             logger.warning(
                 "[%s] the global weights of the syncer at %s were not here after %g s; training starts from the local "
                 "ones and joins as soon as they are",

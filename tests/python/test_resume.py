@@ -303,6 +303,11 @@ def test_without_the_wrappers_state_a_fresh_window_starts_and_it_is_said(caplog:
         assert running.status()["rounds_merged"] == 2
         assert second.opt.stats()["total_steps"] == 4
         second.opt.close()
+        caplog.set_level(logging.INFO, "diloco")
+        third = Life(running.endpoint, {"model": saved["model"]})
+        same(third.weights(), running.weights())
+        assert "the run is under way: the model has its global weights now, in place of those it had" in caplog.text
+        third.opt.close()
 
 
 def test_the_model_may_be_loaded_after_wrapping_if_the_state_follows(caplog: pytest.LogCaptureFixture) -> None:
@@ -344,6 +349,26 @@ def test_a_state_ahead_of_the_syncer_rolls_back_to_it(caplog: pytest.LogCaptureF
             third.opt.load_state_dict(saved["opt"])
         third.opt.close()
         other.opt.close()
+
+
+def test_back_to_an_earlier_state_in_the_same_life() -> None:
+    with syncer(**ALONE) as running:
+        life = Life(running.endpoint)
+        life.train(1, 5)
+        wanted, saved = life.weights(), life.save()
+        life.train(6, 6)
+        life.opt.load_state_dict(saved["opt"])
+        same(life.weights(), wanted)
+        assert (life.opt.stats()["steps"], life.opt.stats()["total_steps"]) == (6, 5)
+        life.train(6, 8)
+        again = life.save()
+        rounds = running.status()["rounds_merged"]
+        life.opt.close()
+        second = Life(running.endpoint, again)
+        same(second.weights(), {name: tensor for name, tensor in again["model"].items()})
+        second.train(9, 12)
+        assert running.status()["rounds_merged"] == rounds + 1
+        second.opt.close()
 
 
 def test_a_whole_run_starts_again_from_its_learners_models() -> None:
