@@ -151,8 +151,8 @@ class Learner:
             self._fill()
             if any(n > 0 for _, n in stats["versions"]):
                 logger.info(
-                    "[%s] the run is under way: the model has its global weights now, in place of those it had. To go on "
-                    "with work of an earlier life, load that learner's saved state",
+                    "[%s] the run is under way: the model has its global weights now, in place of those it had. To go "
+                    "on with work of an earlier life, load that learner's saved state",
                     self.learner_id,
                 )
         elif stats["state"] == "joining":  # the core itself says when nobody is there
