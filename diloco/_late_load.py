@@ -20,9 +20,10 @@ class LateLoad:
         learner = self._learner() if self._learner is not None else None
         if learner is None or learner.closed:
             return
+        learner._watch.look_at_all()  # load_state_dict(assign=True) puts other objects into their place
         logger.warning(
-            "[%s] weights were loaded into a model that is in a run: their difference to the global weights now counts "
-            "as this learner's work. Load the model first, then wrap the optimizer",
+            "[%s] weights were loaded into a model that is in a run: unless the learner's saved state is loaded next, "
+            "their difference to the global weights counts as its work. Load the model first, then wrap the optimizer",
             learner.learner_id,
         )
 

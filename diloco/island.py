@@ -1,5 +1,5 @@
-"""Islands: several processes that train one copy of a model together and are one learner. Each holds some of the elements
-of every parameter; ranks that hold the same are replicas, and the first of them exchanges for the others.
+"""Islands: several processes that train one copy of a model together and are one learner. Each holds some of the
+elements of every parameter; ranks that hold the same are replicas, and the first of them exchanges for the others.
 
   DDP                       everything on every rank: rank 0 exchanges
   FSDP2, tensor parallel    DTensors with shards: every rank exchanges its own
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from diloco._native import _C
+from diloco._sharded import is_sharded, local
 from diloco.parameters import Parameter
 
-# A group of ranks; None: the default group, if torch.distributed runs with more than one rank; False: this process alone.
-Ranks: TypeAlias = ProcessGroup | None | bool
+# A group of ranks; None: the default group, if it has more than one; False: this process alone.
+Ranks: TypeAlias = ProcessGroup | bool | None
 Box: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # offset and shape of what a rank holds
 
 
@@ -31,15 +31,13 @@ class Island:
     ranks: int
     native: _C.Island
     learner_id: str  # rank 0's
+    talk: ProcessGroup  # for what is said in Python, between two steps
 
-
-def is_sharded(tensor: Tensor) -> bool:
-    return type(tensor).__name__ == "DTensor"
-
-
-def local(tensor: Tensor) -> Tensor:
-    """What this process holds of it: the tensor whose memory the optimizer changes."""
-    return tensor._local_tensor if is_sharded(tensor) else tensor  # type: ignore[attr-defined, no-any-return]
+    def from_leader(self, value: Any) -> Any:
+        """Rank 0's value, on all ranks. Collective."""
+        box = [value]
+        dist.broadcast_object_list(box, group=self.talk, group_src=0)
+        return box[0]
 
 
 def group_of(ranks: Ranks) -> ProcessGroup | None:
@@ -58,18 +56,16 @@ def group_of(ranks: Ranks) -> ProcessGroup | None:
     return ranks if dist.get_world_size(ranks) > 1 else None
 
 
-def make_island(
-    ranks: Ranks, parameters: list[Parameter], learner_id: str, settings: dict[str, str]
-) -> Island | None:
-    """Collective over the island's ranks. ValueError on all of them, naming the first difference, if they disagree on the
-    model or the settings, or if a parameter cannot be taken apart."""
+def make_island(ranks: Ranks, parameters: list[Parameter], learner_id: str, settings: dict[str, str]) -> Island | None:
+    """Collective over the island's ranks. ValueError on all of them, naming the first difference, if they disagree on
+    the model or the settings, or if a parameter cannot be taken apart."""
     group = group_of(ranks)
     if group is None:
         for parameter in parameters:
             if is_sharded(parameter.tensor):
                 raise ValueError(
-                    f"parameter '{parameter.name}' is a DTensor; expected torch.distributed with all its ranks. Start the "
-                    "script under torchrun, and do not pass island=False"
+                    f"parameter '{parameter.name}' is a DTensor; expected torch.distributed with all its ranks. Start "
+                    "the script under torchrun, and do not pass island=False"
                 )
         return None
     rank, size = dist.get_rank(group), dist.get_world_size(group)
@@ -113,7 +109,7 @@ def make_island(
         shapes=shapes,
         held=[(list(offset), list(shape)) for offset, shape in boxes] if len(kinds) > 1 else [],
     )
-    return Island(rank, size, native, everybody[0].learner_id)
+    return Island(rank, size, native, everybody[0].learner_id, _cpu_group(group))
 
 
 @dataclass(frozen=True)
@@ -138,8 +134,8 @@ def box_of(parameter: Parameter) -> Box:
     for placement in placements:
         if not isinstance(placement, Shard | Replicate) and type(placement).__name__ != "_StridedShard":
             raise ValueError(
-                f"parameter '{parameter.name}' has the placement {placement}; expected Shard or Replicate on every mesh "
-                "dimension. Redistribute it before wrapping the optimizer"
+                f"parameter '{parameter.name}' has the placement {placement}; expected Shard or Replicate on every "
+                "mesh dimension. Redistribute it before wrapping the optimizer"
             )
     shape, offset = compute_local_shape_and_global_offset(
         tensor.shape,
@@ -149,7 +145,8 @@ def box_of(parameter: Parameter) -> Box:
     held = tuple(local(tensor).shape)
     if held != tuple(shape):
         raise ValueError(
-            f"parameter '{parameter.name}': this rank holds {held}, its placements {tuple(placements)} say {tuple(shape)}"
+            f"parameter '{parameter.name}': this rank holds {held}, its placements {tuple(placements)} say "
+            f"{tuple(shape)}"
         )
     if 0 in held:  # where an empty shard lies means nothing
         return (0,) * len(held), held
@@ -166,20 +163,21 @@ def _check_agreement(everybody: list[_Description]) -> None:
             names = sorted(first.settings.keys() | other.settings.keys())
             name = next(n for n in names if first.settings.get(n) != other.settings.get(n))
             raise ValueError(
-                f"the ranks of this island disagree on setting '{name}': rank 0 has {first.settings.get(name, 'none')}, "
-                f"rank {rank} has {other.settings.get(name, 'none')}; give all ranks the same"
+                f"the ranks of this island disagree on setting '{name}': rank 0 has "
+                f"{first.settings.get(name, 'none')}, rank {rank} has {other.settings.get(name, 'none')}; give all ranks "
+                "the same"
             )
         if other.tensors == first.tensors:
             continue
         for mine, theirs in zip(first.tensors, other.tensors, strict=False):
             if mine != theirs:
                 raise ValueError(
-                    f"the ranks of this island disagree on the model: rank 0 has '{mine[0]}' ({mine[2]} {mine[1]}) where "
-                    f"rank {rank} has '{theirs[0]}' ({theirs[2]} {theirs[1]}); build the same model on all ranks"
+                    f"the ranks of this island disagree on the model: rank 0 has '{mine[0]}' ({mine[2]} {mine[1]}) "
+                    f"where rank {rank} has '{theirs[0]}' ({theirs[2]} {theirs[1]}); build the same model on all ranks"
                 )
         raise ValueError(
-            f"the ranks of this island disagree on the model: rank 0 synchronises {len(first.tensors)} parameters, rank "
-            f"{rank} {len(other.tensors)}; build the same model on all ranks"
+            f"the ranks of this island disagree on the model: rank 0 synchronises {len(first.tensors)} parameters, "
+            f"rank {rank} {len(other.tensors)}; build the same model on all ranks"
         )
 
 

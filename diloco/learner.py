@@ -8,17 +8,20 @@ import time
 from collections import deque
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from diloco import _exit, config
+from diloco import _exit, _resume, config
 from diloco._errors import logger
 from diloco._late_load import warn_of_late_loads
 from diloco._native import _C
-from diloco.island import Ranks, local, make_island
+from diloco._replaced import Watch
+from diloco.island import Ranks, make_island
 from diloco.parameters import Named, Parameter, collect, notice_buffers, repeatable
 
 _EXIT_FLUSH_S = 1.0
 _CALLS_KEPT = 1 << 16
+_STEPS_KEPT = 1 << 12  # whose token counts a saved state can name
 _ARGUMENTS = ("syncer", "learner_id", "run_id", "ledger_dir", "give_up_after_s", "join_timeout_s", "island")
 
 
@@ -33,7 +36,8 @@ class Learner:
     """One learner of a run.
 
     Args:
-        named_parameters: the model, or pairs of name and tensor. Trainable floating-point tensors take part.
+        named_parameters: the model, or pairs of name and tensor. Trainable floating-point and complex tensors take
+            part, complex ones as their real view.
         syncer: "host:port" of the syncer; default DILOCO_SYNCER, then 127.0.0.1:29400.
         learner_id: at most 64 bytes of text, unique in the run; default DILOCO_LEARNER_ID, then host and rank under
             torchrun, then random.
@@ -71,6 +75,7 @@ class Learner:
             raise ValueError("nothing to synchronise: no parameter requires grad; unfreeze what is to be trained first")
         notice_buffers(named_parameters)
         self._start(
+            named_parameters,
             parameters,
             syncer=syncer,
             learner_id=learner_id,
@@ -81,16 +86,16 @@ class Learner:
             island=island,
             settings=settings,
         )
-        warn_of_late_loads(named_parameters, self)
 
     @classmethod
-    def _of(cls, parameters: list[Parameter], **options: Any) -> Learner:
+    def _of(cls, model: Named, parameters: list[Parameter], **options: Any) -> Learner:
         learner = cls.__new__(cls)
-        learner._start(parameters, **options)
+        learner._start(model, parameters, **options)
         return learner
 
     def _start(
         self,
+        model: Named,
         parameters: list[Parameter],
         *,
         syncer: str | None,
@@ -110,15 +115,20 @@ class Learner:
         self._syncer = config.argument(syncer, "DILOCO_SYNCER", config.DEFAULT_SYNCER)
         self._parameters = parameters
         learner_id = config.argument(learner_id, "DILOCO_LEARNER_ID", config.default_learner_id())
-        member = make_island(island, parameters, learner_id, texts)
+        self._island = member = make_island(island, parameters, learner_id, texts)
         self.rank, self.ranks = (member.rank, member.ranks) if member else (0, 1)
+        self._complex = [parameter for parameter in parameters if parameter.real is not parameter.tensor]
+        self._watch = Watch(model, parameters)
+        self._before = _resume.Counters()
+        self._recent: deque[int] = deque(maxlen=_STEPS_KEPT)  # token counts of the last steps
+        self._carried: list[Tensor] = []  # resets that resuming brought, for the next step to tell
         self.closed = False  # also in a forked child, where it cannot be used
         self._pid = os.getpid()
         self._calls: deque[float] = deque(maxlen=_CALLS_KEPT)
         self._blocked_s = self._longest_s = 0.0
         self._blocked_calls = 0
         self._c = _C.Learner(
-            parameters=[(p.name, local(p.tensor), p.aliases) for p in parameters],
+            parameters=[(p.name, p.real, p.aliases) for p in parameters],
             syncer=self._syncer,
             learner_id=member.learner_id if member else learner_id,
             run_id=run_id if run_id is not None else from_environment,
@@ -136,6 +146,7 @@ class Learner:
         except BaseException:
             self._c.close(0.0)
             raise
+        warn_of_late_loads(model, self)
 
     @property
     def incarnation(self) -> str:
@@ -150,7 +161,16 @@ class Learner:
             self._account(time.perf_counter() - start)
             self._write_log()
         logger.info("[%s] %s", self.learner_id, self._c.describe())
-        if not joined and self._c.stats()["state"] == "joining":  # the core itself says when nobody is there
+        stats = self._c.stats()
+        if joined:
+            self._fill()
+            if any(n > 0 for _, n in stats["versions"]):
+                logger.info(
+                    "[%s] the run is under way: the model has its global weights now, in place of those it had. To go "
+                    "on with work of an earlier life, load that learner's saved state",
+                    self.learner_id,
+                )
+        elif stats["state"] == "joining":  # the core itself says when nobody is there
             logger.warning(
                 "[%s] the global weights of the syncer at %s were not here after %g s; training starts from the local "
                 "ones and joins as soon as they are",
@@ -159,27 +179,45 @@ class Learner:
                 timeout_s,
             )
 
+    @torch.no_grad()
+    def _fill(self) -> None:
+        """Memory that had no values (to_empty() after the meta device) may hold NaN; NaN - NaN is no displacement."""
+        for index, parameter in enumerate(self._parameters):
+            if not torch.isfinite(parameter.real).all():
+                parameter.real.copy_(self._c.anchor(index, parameter.real))
+
     def step(self, tokens: int = 1, *, lr: float = 0.0) -> StepResult:
         """After each real optimizer step, with the number of tokens (or samples) it trained on.
 
-        Counts, stages, adopts and reports; waits for nobody, except in lockstep mode. With `lr`, the inner learning
-        rate, the syncer can warn when a learner's schedule is not that of the others.
+        Counts, stages, adopts and reports; waits for nobody, except in lockstep mode. A step of 0 tokens is a step
+        without weight: it counts as one, and what it changed travels with the tokens of the next. With `lr`, the inner
+        learning rate, the syncer can warn when a learner's schedule is not that of the others.
         """
         return self._step(_token_count(tokens), float(lr))
 
     def _step(self, tokens: int, lr: float) -> StepResult:
         start = time.perf_counter()
         logged = True
+        self._watch.look()
+        for parameter in self._complex:
+            parameter.follow()
+        self._recent.append(tokens)
         try:
             adopted, reset, logged = self._c.boundary(tokens, lr, self._write_log)
         finally:
             if logged:
                 self._write_log()
             self._account(time.perf_counter() - start)
-        return StepResult(adopted, [self._parameters[index].tensor for index in reset])
+        if adopted:
+            self._watch.look_at_all()
+        carried, self._carried = self._carried, []
+        return StepResult(adopted, carried + [self._parameters[index].tensor for index in reset])
 
     def stats(self) -> dict[str, Any]:
-        """The learner's account: state, steps, tokens, adoptions, versions, bytes, and time spent in here."""
+        """The learner's account: state, steps, tokens, adoptions, versions, bytes, and time spent in here.
+
+        `total_steps` and `total_tokens` include the lives a loaded state came from. The keys are always the same.
+        """
         stats = self._c.stats()
         self._write_log()
         return {
@@ -189,6 +227,8 @@ class Learner:
             "rank": self.rank,
             "ranks": self.ranks,
             **stats,
+            "total_steps": stats["steps"] + self._before.steps,
+            "total_tokens": stats["tokens"] + self._before.tokens,
             "blocked_s": self._blocked_s,
             "blocked_longest_s": self._longest_s,
             "blocked_calls": self._blocked_calls,
@@ -200,17 +240,36 @@ class Learner:
         self._calls.clear()
         return calls
 
-    def anchor_state_dict(self) -> dict[str, Tensor]:
+    def anchor_state_dict(self, *, aliases: bool = True) -> dict[str, Tensor]:
         """The global weights as this learner last received them (at first: as they were when it was made), copied.
 
-        Has every name of every synchronised tensor; buffers and frozen tensors are not in it.
+        Has every name of every synchronised tensor; buffers and frozen tensors are not in it. The names of a tied
+        tensor share one tensor, as in the model's state_dict, so torch.save keeps one copy. Without `aliases` each is
+        there once, under its first name, as safetensors wants it.
         """
         out: dict[str, Tensor] = {}
         for index, parameter in enumerate(self._parameters):
-            values = self._c.anchor(index, local(parameter.tensor)).to(parameter.tensor.dtype)
-            for name in (parameter.name, *parameter.aliases):
+            values = parameter.as_parameter(self._c.anchor(index, parameter.real))
+            for name in (parameter.name, *parameter.aliases) if aliases else (parameter.name,):
                 out[name] = values
         return out
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next life of this learner needs: the global weights as last received with their versions, the
+        trained tensors as they are (not copied), counters. Tensors, numbers, text, lists and dictionaries only.
+
+        Waits for nobody. Save it together with the model and the optimizer, between two steps.
+        """
+        return _resume.save(self)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes up what state_dict() saved: counters, and on top of the global weights the work that had not been
+        merged; that work counts again in this life. What may have been merged is dropped, and the log says so.
+
+        After joining, before the first step. Asks the syncer for its status, and waits at most a few seconds.
+        ValueError for a state of another model or format, naming the first difference.
+        """
+        _resume.load(self, state_dict)
 
     def close(self, flush_s: float = 5.0) -> None:
         """Waits at most `flush_s` until what was sent has arrived, says goodbye, ends the thread. Idempotent."""
@@ -259,7 +318,35 @@ class Learner:
 
 
 def _token_count(tokens: Any) -> int:
-    count = int(tokens)
-    if count != tokens or count < 0:
-        raise ValueError(f"expected a whole number of tokens, at least 0, got {tokens!r}")
-    return count
+    try:
+        count = int(tokens)
+        if count == tokens and 0 <= count < 1 << 63:
+            return count
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ValueError(f"expected a whole number of tokens, at least 0, got {tokens!r}")
+
+
+def disconnected_stats(steps: int, tokens: int) -> dict[str, Any]:
+    """What stats() gives for a copy that takes no part in a run: every key, nothing done."""
+    texts = dict.fromkeys(("learner_id", "incarnation", "syncer"), "")
+    counts = dict.fromkeys(
+        [
+            *("epoch", "steps", "tokens", "clock", "run_clock", "run_tokens", "adoptions", "contributions_sent"),
+            *("contributions_merged", "reconnects", "tokens_merged", "tokens_outstanding", "staged_bytes"),
+            *("sent_image_bytes", "arriving_bytes", "bytes_in", "bytes_out", "malformed_frames", "blocked_calls"),
+            *("rank", "ranks", "rank_exchanges", "rank_waits", "rank_waits_s", "rank_waits_longest_s"),
+        ],
+        0,
+    )
+    return {
+        **texts,
+        "state": "disconnected",
+        **counts,
+        "discarded": {},
+        "versions": [],
+        "total_steps": steps,
+        "total_tokens": tokens,
+        "blocked_s": 0.0,
+        "blocked_longest_s": 0.0,
+    }

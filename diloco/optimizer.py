@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -13,12 +13,14 @@ from torch.optim import Optimizer
 from diloco import config
 from diloco._errors import logger, name_list
 from diloco._inner_state import is_initialising_call, reset_inner_state
-from diloco._late_load import warn_of_late_loads
+from diloco._outer_state import OuterState
+from diloco._resume import check, check_format, counters_only
+from diloco._scaler import caller, refuse_second_division
+from diloco._several import Several, inner_ones
 from diloco.island import Ranks
-from diloco.learner import Learner, _token_count
+from diloco.learner import Learner, _token_count, disconnected_stats
 from diloco.parameters import Named, notice_buffers, of_optimizer, repeatable
 
-_FORMAT = 1
 # Optimizers that are wrapped right now.
 _wrapped: weakref.WeakKeyDictionary[Optimizer, weakref.ref[DiLoCoOptimizer]] = weakref.WeakKeyDictionary()
 
@@ -27,15 +29,17 @@ class DiLoCoOptimizer(Optimizer):
     """Wraps `optimizer`; use it in its place. Schedulers, GradScaler, closures, hooks, checkpoints work on it.
 
     Args:
-        optimizer: the inner optimizer, made from parameters of `model`.
+        optimizer: the inner optimizer, made from parameters of `model`; or a list of them over different parameters,
+            say Muon for matrices and AdamW for the rest, which then make one step together.
         model: gives the parameters their names; pairs of name and tensor will do.
         tokens: called once per step, returns the number of tokens the step trained on. Or call `add_tokens(n)` for
             every micro-batch. Without either each step counts as one token.
         settings: see `Learner`, and there for all other arguments.
 
-    `param_groups`, `state` and `defaults` are the inner optimizer's own. A copy (copy.deepcopy, pickle) is
-    disconnected: it steps, but takes no part in the run. Global step hooks of torch run once per step, as the inner
-    optimizer's.
+    `param_groups`, `state` and `defaults` are the inner optimizer's own; of several, `param_groups` are those of all in
+    order (the same dictionaries) and `defaults` the first one's. A scheduler may be made on the wrapper or on any inner
+    optimizer. A copy (copy.deepcopy, pickle) is disconnected: it steps, but takes no part in the run. Global step hooks
+    of torch run once per step, as the inner optimizer's.
     """
 
     _inner: Optimizer
@@ -45,7 +49,7 @@ class DiLoCoOptimizer(Optimizer):
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Sequence[Optimizer],
         model: Named,
         syncer: str | None = None,
         *,
@@ -58,7 +62,7 @@ class DiLoCoOptimizer(Optimizer):
         island: Ranks = None,
         **settings: config.SettingValue,
     ) -> None:
-        _check_inner(optimizer)
+        optimizer = _checked_inner(optimizer)
         if tokens is not None and not callable(tokens):
             raise TypeError(f"tokens: expected a function that returns a step's number of tokens, got {tokens!r}")
         model = repeatable(model)
@@ -67,6 +71,7 @@ class DiLoCoOptimizer(Optimizer):
         self._adopt_inner(optimizer)
         self._tokens = tokens
         self._learner = Learner._of(
+            model,
             parameters,
             syncer=syncer,
             learner_id=learner_id,
@@ -77,9 +82,12 @@ class DiLoCoOptimizer(Optimizer):
             island=island,
             settings=settings,
         )
-        warn_of_late_loads(model, self._learner)
         self._names = {id(parameter.tensor): parameter.name for parameter in parameters}
-        _wrapped[optimizer] = weakref.ref(self)
+        self._frozen += [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]
+        me = weakref.ref(self)
+        for one in inner_ones(optimizer):
+            _wrapped[one] = me
+            self._handles.append(one.register_step_post_hook(lambda *_: _was_stepped(me)))
 
     def _adopt_inner(self, optimizer: Optimizer) -> None:
         # Not Optimizer.__init__: groups and state of its own would part from the inner ones at the first load.
@@ -90,13 +98,20 @@ class DiLoCoOptimizer(Optimizer):
         self._pending_tokens = 0
         self._counts_tokens = False
         self._told_tokens = False
-        self._earlier = {"steps": 0, "tokens": 0}  # of the lives a loaded state_dict came from
+        self._frozen: list[torch.Tensor] = []  # at first, of those the optimizer has
+        self._handles: list[Any] = []  # of the hooks on the inner optimizers
+        self._stepping = False
+        self._stepped_directly = 0  # steps of an inner optimizer that did not come through here
+        self._forgotten = False  # a state without an outer one was loaded
+        self._earlier = {"steps": 0, "tokens": 0}  # of a copy: of its original
         Optimizer.__setstate__(self, {})
 
     # ---- the inner optimizer's, always ----
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        if not torch.compiler.is_compiling():
+            refuse_second_division(caller(1), inner_ones(self._inner))
         return self._inner.param_groups
 
     @property
@@ -109,7 +124,7 @@ class DiLoCoOptimizer(Optimizer):
 
     @property
     def inner(self) -> Optimizer:
-        """The wrapped optimizer."""
+        """The wrapped optimizer; of several, one that makes them step together."""
         return self._inner
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -119,7 +134,7 @@ class DiLoCoOptimizer(Optimizer):
         """Adds a group to the inner optimizer. Its trainable parameters are trained, but not synchronised: the set of
         synchronised tensors is fixed when the optimizer is wrapped. A warning names how many."""
         self._inner.add_param_group(param_group)
-        added = [p for p in self.param_groups[-1]["params"] if p.requires_grad and id(p) not in self._names]
+        added = [p for p in self._inner.param_groups[-1]["params"] if p.requires_grad and id(p) not in self._names]
         if added and self._learner is not None:
             logger.warning(
                 "[%s] the added parameter group has %d trainable parameter(s) that this learner trains alone; to "
@@ -139,8 +154,12 @@ class DiLoCoOptimizer(Optimizer):
             closure = self._run_pre_hooks(closure)
         inner = self._inner
         initialising = closure is None and not inner.state and is_initialising_call(inner.param_groups)
-        # Called with as few arguments as possible: not every optimizer outside torch takes a closure.
-        loss = inner.step() if closure is None else inner.step(closure)
+        self._stepping = True
+        try:
+            # Called with as few arguments as possible: not every optimizer outside torch takes a closure.
+            loss = inner.step() if closure is None else inner.step(closure)
+        finally:
+            self._stepping = False
         if not initialising:
             self._boundary()
         if self._optimizer_step_post_hooks:
@@ -171,7 +190,11 @@ class DiLoCoOptimizer(Optimizer):
     def _boundary(self) -> None:
         if self._learner is None:
             return
+        if self._forgotten:
+            self._say_fresh_window(self._learner)
         result = self._learner._step(self._take_tokens(), self._lr())
+        if result.adopted:
+            self._look_at_groups(self._learner)
         if result.reset:
             reset_inner_state(self._inner, result.reset)
             logger.warning(
@@ -179,6 +202,25 @@ class DiLoCoOptimizer(Optimizer):
                 "optimizer's state is reset for %s",
                 self._learner.learner_id,
                 name_list(self._names[id(tensor)] for tensor in result.reset),
+            )
+
+    def _look_at_groups(self, learner: Learner) -> None:
+        """What is synchronised must be what is trained. Not at every step: it walks over all parameters."""
+        trained = {id(p) for group in self._inner.param_groups for p in group["params"]}
+        lost = [name for key, name in self._names.items() if key not in trained]
+        if lost:
+            raise ValueError(
+                f"{len(lost)} synchronised parameter(s) are no longer in the optimizer ({name_list(lost)}); expected "
+                "the same parameters all along. Make the optimizer from the model as it is now, and wrap it again"
+            )
+        thawed = [p for p in self._frozen if p.requires_grad and id(p) not in self._names]
+        if thawed:
+            self._frozen = [p for p in self._frozen if not p.requires_grad]
+            logger.warning(
+                "[%s] %d parameter(s) that were frozen when the optimizer was wrapped are trained now, by this learner "
+                "alone; to synchronise them, close this optimizer and wrap the inner one again on every learner",
+                learner.learner_id,
+                len(thawed),
             )
 
     def _lr(self) -> float:
@@ -219,18 +261,18 @@ class DiLoCoOptimizer(Optimizer):
         return self._learner
 
     def stats(self) -> dict[str, Any]:
-        """See Learner.stats(); `total_steps` and `total_tokens` include the lives a loaded state_dict came from."""
-        empty: dict[str, Any] = {"state": "disconnected", "steps": 0, "tokens": 0}
-        stats = empty if self._learner is None else self._learner.stats()
-        stats["total_steps"] = stats["steps"] + self._earlier["steps"]
-        stats["total_tokens"] = stats["tokens"] + self._earlier["tokens"]
-        return stats
+        """See Learner.stats(), and `stepped_directly`: steps of an inner optimizer that were not this one's."""
+        stats = disconnected_stats(**self._earlier) if self._learner is None else self._learner.stats()
+        return stats | {"stepped_directly": self._stepped_directly}
 
     def close(self, flush_s: float = 5.0) -> None:
         """Leaves the run: waits at most `flush_s` until what was sent has arrived. Idempotent. No step() after it."""
         if self._learner is not None:
             self._learner.close(flush_s)
-            _wrapped.pop(self._inner, None)
+            for handle in self._handles:
+                handle.remove()
+            for one in inner_ones(self._inner):
+                _wrapped.pop(one, None)
 
     def __enter__(self) -> DiLoCoOptimizer:
         return self
@@ -240,13 +282,32 @@ class DiLoCoOptimizer(Optimizer):
 
     # ---- saving, loading, copying ----
 
+    def outer_state(self) -> OuterState:
+        """What is this wrapper's own, apart from the inner optimizer's: an object with state_dict() and
+        load_state_dict(), which torch.distributed.checkpoint saves and loads beside the optimizer's state."""
+        return OuterState(self)
+
+    def _outer_state_dict(self) -> dict[str, Any]:
+        own = counters_only(**self._earlier) if self._learner is None else self._learner.state_dict()
+        return own | {"pending_tokens": self._pending_tokens}
+
+    def _load_outer_state_dict(self, own: dict[str, Any]) -> None:
+        if self._learner is not None:
+            self._learner.load_state_dict(own)
+        else:
+            check_format(own)
+            self._earlier = {"steps": int(own["steps"]), "tokens": int(own["tokens"])}
+        self._forgotten = False
+        self._pending_tokens = int(own["pending_tokens"])
+        self._counts_tokens |= self._pending_tokens > 0
+
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's, and under "diloco" this wrapper's own. torch.load reads it with weights_only=True."""
+        """The inner optimizer's, and under "diloco" this wrapper's own (see Learner.state_dict). torch.load reads it
+        with weights_only=True."""
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
         state = dict(self._inner.state_dict())
-        stats = self.stats()
-        state["diloco"] = {"format": _FORMAT, "steps": stats["total_steps"], "tokens": stats["total_tokens"]}
+        state["diloco"] = self._outer_state_dict()
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             changed = post_hook(self, state)
             state = state if changed is None else changed
@@ -259,23 +320,30 @@ class DiLoCoOptimizer(Optimizer):
             changed = pre_hook(self, state_dict)
             state_dict = state_dict if changed is None else changed
         own = state_dict.pop("diloco", None)
-        if own is not None:
-            if own.get("format") != _FORMAT:
-                raise ValueError(
-                    f"this state_dict has diloco format {own.get('format')!r}, expected {_FORMAT}; "
-                    "load it with the version of diloco that saved it, or drop its 'diloco' entry"
-                )
-            self._earlier = {"steps": int(own["steps"]), "tokens": int(own["tokens"])}
+        if own is not None and self._learner is not None:
+            check(self._learner, own)  # before anything is changed
         self._inner.load_state_dict(state_dict)
+        if own is not None:
+            self._load_outer_state_dict(own)
+        elif self._learner is not None:
+            self._forgotten = True  # unless outer_state() is loaded before the next step
         for hook in self._optimizer_load_state_dict_post_hooks.values():
             hook(self)
+
+    def _say_fresh_window(self, learner: Learner) -> None:
+        self._forgotten = False
+        logger.warning(
+            "[%s] the state_dict that was loaded has no 'diloco' entry: a fresh window starts from the global weights, "
+            "and work that was not merged when it was saved is not put back",
+            learner.learner_id,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         stats = self.stats()
         return {
-            "format": _FORMAT,
             "inner": self._inner,
             "earlier": {"steps": stats["total_steps"], "tokens": stats["total_tokens"]},
+            "pending_tokens": self._pending_tokens,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -284,9 +352,31 @@ class DiLoCoOptimizer(Optimizer):
             return
         self._adopt_inner(state["inner"])
         self._earlier = dict(state["earlier"])
+        self._pending_tokens = state["pending_tokens"]
 
 
-def _check_inner(optimizer: Any) -> None:
+def _was_stepped(wrapper: weakref.ref[DiLoCoOptimizer]) -> None:
+    """A post hook of every inner optimizer."""
+    opt = wrapper()
+    if opt is None or opt._stepping or opt._learner is None or opt._learner.closed:
+        return
+    opt._stepped_directly += 1
+    if opt._stepped_directly == 1:
+        logger.warning(
+            "[%s] the inner optimizer was stepped directly, not through its DiLoCoOptimizer: such steps are not "
+            "counted, and nothing is sent or adopted at them. Give the DiLoCoOptimizer to whatever calls step()",
+            opt._learner.learner_id,
+        )
+
+
+def _checked_inner(optimizer: Any) -> Optimizer:
+    several = isinstance(optimizer, list | tuple)
+    for one in optimizer if several else [optimizer]:
+        _check_one(one)
+    return Several(optimizer) if several else optimizer
+
+
+def _check_one(optimizer: Any) -> None:
     if isinstance(optimizer, DiLoCoOptimizer):
         raise ValueError("expected a plain torch optimizer, got a DiLoCoOptimizer: this one is wrapped already")
     if not isinstance(optimizer, Optimizer):

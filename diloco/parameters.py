@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from diloco._errors import describe_tensor, logger, name_list
+from diloco._sharded import is_sharded, like, local
 
 Named = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 
 # Wrappers that may sit anywhere in a name: torch.compile, activation checkpointing, FSDP1.
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
-_SUPPORTED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_SUPPORTED = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64, torch.complex128)
+_LESS_PRECISE = {torch.float64: "float32", torch.complex128: "complex64"}
 
 
 @dataclass
@@ -26,6 +28,30 @@ class Parameter:
     name: str
     tensor: Tensor
     aliases: list[str] = field(default_factory=list)
+    # What travels: the tensor, of a DTensor what this process holds, of a complex one the real view, (..., 2).
+    real: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        held = local(self.tensor)
+        self.real = torch.view_as_real(held.detach()) if held.is_complex() else held
+
+    def follow(self) -> None:
+        """The real view of memory that was replaced (`p.data = ...`)."""
+        held = local(self.tensor)
+        if self.real.data_ptr() != held.data_ptr():
+            self.real.data = torch.view_as_real(held.detach())
+
+    def as_parameter(self, values: Tensor) -> Tensor:
+        """f32 values of `real` in the parameter's own shape, dtype and sharding."""
+        own = (torch.view_as_complex(values) if self.tensor.is_complex() else values).to(self.tensor.dtype)
+        return like(own, self.tensor)
+
+
+def travels(tensor: Tensor) -> tuple[list[int], str]:
+    """Shape and dtype that a tensor has on the wire's side."""
+    if tensor.is_complex():
+        return [*tensor.shape, 2], str(tensor.dtype.to_real()).removeprefix("torch.")
+    return list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
 
 
 def repeatable(model: Named) -> nn.Module | list[tuple[str, Tensor]]:
@@ -95,8 +121,8 @@ def of_optimizer(model: Named, optimizer: torch.optim.Optimizer) -> list[Paramet
             label = names.get(id(tensor)) or (given[i] if given else f"number {i} of group {g}")
             if id(tensor) not in names:
                 strangers.append(f"{label}: {describe_tensor(tensor)}")
-            elif not tensor.is_floating_point():
-                raise ValueError(_cannot_travel(label, tensor, "a floating-point dtype"))
+            elif not (tensor.is_floating_point() or tensor.is_complex()):
+                raise ValueError(_cannot_travel(label, tensor, "a floating-point or complex dtype"))
     if strangers:
         raise ValueError(
             f"the optimizer has {len(strangers)} parameter(s) that are not in the model ({name_list(strangers)}); "
@@ -121,14 +147,20 @@ def of_optimizer(model: Named, optimizer: torch.optim.Optimizer) -> list[Paramet
 
 
 def notice_buffers(model: Named) -> None:
-    """Says which state of the model is left alone, such as BatchNorm's running statistics."""
+    """Says which state of the model is left alone: BatchNorm's running statistics, a router's balance."""
     if not isinstance(model, nn.Module):
         return
-    names = [name for name, buffer in model.named_buffers() if buffer.is_floating_point()]
-    learned = [name for name in names if name.endswith(("running_mean", "running_var"))]
-    if learned:
+    names = [
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and buffer.is_floating_point() and name not in module._non_persistent_buffers_set
+    ]
+    if names:
         logger.warning(
-            "%d running statistics stay local to each learner and are not merged: %s", len(learned), name_list(learned)
+            "%d floating-point buffers stay local to each learner and are not merged: %s",
+            len(names),
+            name_list(clean_names(names)),
         )
 
 
@@ -142,8 +174,8 @@ def shard_seed(learner_id: str, seed: int = 0) -> int:
 
 
 def _storage_key(tensor: Tensor) -> object:
-    if type(tensor).__name__ == "DTensor":
-        return (tensor.shape, _storage_key(tensor._local_tensor))  # type: ignore[attr-defined]
+    if is_sharded(tensor):
+        return id(tensor)
     if tensor.numel() == 0 or tensor.layout != torch.strided:
         return id(tensor)
     return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
@@ -161,15 +193,19 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
         raise ValueError(f"parameter '{name}' has no shape yet; run one forward pass before wrapping the optimizer")
     if tensor.is_meta:
         raise ValueError(f"parameter '{name}' is on the meta device and has no values; materialise the model first")
-    if type(tensor).__name__ == "DTensor":  # what its ranks hold of it is looked at in island.py
-        tensor = tensor._local_tensor  # type: ignore[attr-defined]
+    tensor = local(tensor)  # whether the ranks of a DTensor can be an island: island.py
     if tensor.layout != torch.strided:
         raise ValueError(_cannot_travel(name, tensor, f"a dense tensor, not {tensor.layout}"))
     if tensor.dtype not in _SUPPORTED:
-        raise ValueError(_cannot_travel(name, tensor, "float32, bfloat16, float16 or float64"))
+        raise ValueError(_cannot_travel(name, tensor, "float32, bfloat16, float16, float64, complex64 or complex128"))
     if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
         raise ValueError(
             f"parameter '{name}' is an expanded tensor: several of its elements share memory; clone() it first"
         )
-    if tensor.dtype == torch.float64:
-        logger.warning("parameter '%s' is float64; it is synchronised with float32 precision", name)
+    if tensor.is_conj():
+        raise ValueError(f"parameter '{name}' is a conjugated view; resolve_conj() it before wrapping the optimizer")
+    if tensor.dtype in _LESS_PRECISE:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        logger.warning(
+            "parameter '%s' is %s; it is synchronised with %s precision", name, dtype, _LESS_PRECISE[tensor.dtype]
+        )

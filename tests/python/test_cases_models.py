@@ -119,7 +119,7 @@ def test_running_statistics_stay_each_learners_own(caplog: pytest.LogCaptureFixt
         assert model.norm.num_batches_tracked.dtype == torch.int64
     assert (models[0].norm.running_mean - models[1].norm.running_mean).abs().max() > 0.05
     assert set(weights) == {name for name, _ in models[0].named_parameters()}  # no buffer is on the wire
-    assert caplog.text.count("2 running statistics stay local to each learner and are not merged") == 2  # one each
+    assert caplog.text.count("2 floating-point buffers stay local to each learner and are not merged") == 2  # one each
 
 
 # ---- F037: tied embeddings ----

@@ -46,5 +46,5 @@ def test_what_does_not_fit_is_refused() -> None:
         diloco.explain(nn.Linear(2, 2), num_fragment=1)
     with pytest.raises(TypeError, match=r"expected a torch.nn.Module, or its named_parameters.*got NoneType"):
         diloco.explain(None)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"'weight': expected float32.*got complex64"):
-        diloco.explain(nn.Linear(2, 2, dtype=torch.complex64))
+    with pytest.raises(ValueError, match=r"'odd': expected float32.*got float8_e4m3fn"):
+        diloco.explain(nn.ParameterDict({"odd": nn.Parameter(torch.zeros(2, dtype=torch.float8_e4m3fn))}))

@@ -214,13 +214,14 @@ def one(tensor: torch.Tensor, requires_grad: bool = True) -> nn.ParameterDict:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (one(torch.ones(2, dtype=torch.complex64)), r"'odd' is complex64 \(2,\); expected"),
+        (one(torch.ones(2).to(torch.float8_e4m3fn)), r"'odd' is float8_e4m3fn \(2,\); expected"),
+        (one(torch.ones(2, dtype=torch.complex64).conj()), "'odd' is a conjugated view"),
         (one(torch.ones(2, dtype=torch.uint8), False), r"'odd' is uint8 \(2,\); expected"),
         (one(torch.ones(2, device="meta")), "'odd' is on the meta device"),
         (one(torch.ones(1).expand(3)), "'odd' is an expanded tensor"),
         (nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 2)), "'0.weight' has no shape yet"),
     ],
-    ids=["complex", "integer", "meta", "expanded", "lazy"],
+    ids=["float8", "conjugated", "integer", "meta", "expanded", "lazy"],
 )
 def test_cannot_travel(nobody: str, model: nn.Module, words: str) -> None:
     with pytest.raises(ValueError, match=words):
@@ -234,7 +235,7 @@ def test_notices(nobody: str, caplog: pytest.LogCaptureFixture) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1).double())
     with wrap(model, nobody, [*model[0].parameters(), model[2].weight]):
         pass
-    assert caplog.text.count("2 running statistics stay local") == 1
+    assert caplog.text.count("2 floating-point buffers stay local") == 1
     assert "'1.running_mean', '1.running_var'" in caplog.text
     assert "3 trainable parameter(s) of the model are not in this optimizer and stay local: '1.weight'" in caplog.text
     assert "'2.weight' is float64; it is synchronised with float32 precision" in caplog.text

@@ -9,21 +9,34 @@ from typing import Any
 
 import pytest
 import torch
-from torch.optim import Optimizer, lr_scheduler
+from torch.optim import Optimizer, lr_scheduler, swa_utils
+from torch.optim.swa_utils import SWALR
 from toys import QUICK, Pair, assert_same, dead_address, small_model, train_step
 
 import diloco
 
+# Every scheduler of the installed torch, and how it is made here.
 SCHEDULERS: dict[str, Callable[[Optimizer], Any]] = {
-    "step": lambda o: lr_scheduler.StepLR(o, 5, 0.5),
-    "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda epoch: 0.9**epoch),
-    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 20),
-    "one_cycle": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=30),
-    "cyclic": lambda o: lr_scheduler.CyclicLR(o, 0.001, 0.1, step_size_up=4, cycle_momentum=True),
-    "sequential": lambda o: lr_scheduler.SequentialLR(
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda epoch: 0.9**epoch),
+    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda epoch: 0.9),
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 5, 0.5),
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [3, 9], 0.5),
+    "ConstantLR": lambda o: lr_scheduler.ConstantLR(o, 0.5, total_iters=7),
+    "LinearLR": lambda o: lr_scheduler.LinearLR(o, 0.1, total_iters=9),
+    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
         o, [lr_scheduler.LinearLR(o, 0.1, total_iters=5), lr_scheduler.ExponentialLR(o, 0.9)], [5]
     ),
-    "plateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 20),
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o, 0.5, total_iters=7), lr_scheduler.ExponentialLR(o, 0.9)], optimizer=o
+    ),
+    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.001, 0.1, step_size_up=4, cycle_momentum=True),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 6),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=30),
+    "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, 15, 2.0),
+    "SWALR": lambda o: SWALR(o, swa_lr=0.001, anneal_epochs=6),
     "warmup_from_zero": lambda o: lr_scheduler.LambdaLR(o, lambda epoch: min(1.0, epoch / 5)),
 }
 OPTIMIZERS: dict[str, Callable[[list[torch.nn.Parameter]], Optimizer]] = {
@@ -50,6 +63,17 @@ def advance(scheduler: Any, loss: float) -> None:
         scheduler.step()
 
 
+def test_the_table_has_every_scheduler() -> None:
+    bases = {lr_scheduler.LRScheduler}
+    there = {
+        value.__name__
+        for module in (lr_scheduler, swa_utils)
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, lr_scheduler.LRScheduler) and value.__name__[0] != "_"
+    } - {base.__name__ for base in bases}
+    assert there | set(lr_scheduler.__all__) - {"LRScheduler"} == set(SCHEDULERS) - {"warmup_from_zero"}
+
+
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_curve_equals_the_bare_optimizers(address: str, kind: str, name: str) -> None:
@@ -64,6 +88,8 @@ def test_curve_equals_the_bare_optimizers(address: str, kind: str, name: str) ->
             assert rates == [group["lr"] for group in pair.inner.param_groups]
             assert rates == [group["lr"] for group in pair.plain.param_groups]
         assert pair.opt.stats()["steps"] == 20
+        if pair.opt.stats()["state"] == "connecting":
+            assert_same(pair.model, pair.plain_model)
 
 
 def test_steps_with_rate_zero_are_steps() -> None:
@@ -179,3 +205,17 @@ def test_added_group_takes_the_inner_defaults(caplog: pytest.LogCaptureFixture) 
         head(model(torch.randn(4, 6))).sum().backward()
         opt.step()
         assert not torch.equal(before, head.weight)
+
+
+def test_a_schedule_for_another_optimizer_is_warned_of_by_torch() -> None:
+    """Neither the wrapper nor its inner optimizer: nobody here can see it, but torch sees that its optimizer is not
+    stepped, at the scheduler's first step."""
+    model = small_model()
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dead_address() as nobody, diloco.DiLoCoOptimizer(inner, model, syncer=nobody, tokens=lambda: 1) as opt:
+        scheduler = lr_scheduler.StepLR(other, 1, 0.5)
+        train_step(model, opt, 0)
+        with pytest.warns(UserWarning, match=r"lr_scheduler.step\(\).* before .*optimizer.step\(\)"):
+            scheduler.step()
+        assert opt.param_groups[0]["lr"] == 0.1

@@ -26,10 +26,13 @@ def test_safe_loader_reads_it(nobody: str) -> None:
         for step in range(3):
             pair.step(step)
         file = io.BytesIO()
-        torch.save(pair.opt.state_dict(), file)
+        schedule = lr_scheduler.StepLR(pair.opt, 3)
+        others = {"scaler": torch.amp.GradScaler("cpu").state_dict(), "schedule": schedule.state_dict()}
+        torch.save({"opt": pair.opt.state_dict(), **others}, file)
     file.seek(0)
-    loaded = torch.load(file, weights_only=True)
-    assert loaded["diloco"] == {"format": 1, "steps": 3, "tokens": 48}
+    loaded = torch.load(file)["opt"]  # weights_only is the default
+    assert [loaded["diloco"][key] for key in ("format", "steps", "tokens")] == [2, 3, 48]
+    lr_scheduler.StepLR(pair.plain, 3)
     assert loaded["param_groups"] == pair.plain.state_dict()["param_groups"]
 
     fresh = Pair(nobody, adamw)
@@ -56,7 +59,7 @@ def test_other_format_is_refused(nobody: str) -> None:
     with pair.opt:
         state = pair.opt.state_dict()
         state["diloco"]["format"] = 99
-        with pytest.raises(ValueError, match="diloco format 99, expected 1"):
+        with pytest.raises(ValueError, match="diloco format 99, expected 2"):
             pair.opt.load_state_dict(state)
 
 

@@ -266,3 +266,156 @@ def test_compiled_training_step(nobody: str) -> None:
         step(0)
         step(1)
         assert pair.opt.stats()["steps"] == 2
+
+
+@pytest.mark.parametrize("how", ["step", "loop"])
+def test_compiled_optimizer_step(nobody: str, how: str) -> None:
+    """torch.compile(opt.step), and a compiled model whose names carry a prefix."""
+    pair = Pair(nobody, OPTIMIZERS["adamw"])
+    compiled = torch.compile(pair.model, backend="eager") if how == "loop" else pair.model
+    ours, plain = (
+        torch.compile(one.step, backend="eager") if how == "step" else one.step for one in (pair.opt, pair.plain)
+    )
+    with pair.opt:
+        for step in range(4):
+            for model, optimizer, step_fn in ((compiled, pair.opt, ours), (pair.plain_model, pair.plain, plain)):
+                optimizer.zero_grad()
+                loss_of(model, step).backward()
+                step_fn()
+        stats = pair.opt.stats()
+        assert (stats["steps"], stats["stepped_directly"]) == (4, 0)
+        assert_same(pair.model, pair.plain_model)
+
+
+# ---- GradScaler (F006, F007) ----
+
+
+def test_a_skipped_step_delays_the_round(nobody: str) -> None:
+    """H = 4, infinity at the second of 5 iterations: 4 steps, the first round at iteration 5, with the weight of 4."""
+    settings = {"mode": "lockstep", "sync_every": 4, "num_fragments": 1, "overlap_steps": 0, "wire_dtype": "f32"}
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    with diloco.Syncer(**settings, shutdown_s=0.5) as syncer:
+        pair = Pair(syncer.endpoint, sgd)
+        with pair.opt:
+            for iteration in range(1, 6):
+                assert syncer.status()["rounds_merged"] == 0
+                pair.opt.zero_grad()
+                scaler.scale(loss_of(pair.model, iteration)).backward()
+                if iteration == 2:
+                    pair.model[2].bias.grad.fill_(float("inf"))
+                else:
+                    train_step(pair.plain_model, pair.plain, iteration)
+                scaler.step(pair.opt)
+                scaler.update()
+            stats = pair.opt.stats()
+        assert syncer.status()["rounds_merged"] == 1
+        assert (stats["steps"], stats["tokens"], stats["tokens_merged"]) == (4, 64, 64)
+        assert_same(pair.model, pair.plain_model, atol=1e-6)
+
+
+@pytest.mark.parametrize("both", [True, False], ids=["both_on_the_wrapper", "unscaled_on_the_inner"])
+def test_gradients_are_never_divided_twice(nobody: str, both: bool) -> None:
+    pair = Pair(nobody, sgd)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with pair.opt:
+        for step in range(3):
+            pair.opt.zero_grad()
+            scaler.scale(loss_of(pair.model, step)).backward()
+            scaler.unscale_(pair.opt if both else pair.inner)
+            torch.nn.utils.clip_grad_norm_(pair.model.parameters(), 0.1)
+            if not both:
+                grads = [p.grad.clone() for p in pair.model.parameters()]
+                with pytest.raises(RuntimeError, match=r"divided by the scale twice.*DiLoCoOptimizer in both calls"):
+                    scaler.step(pair.opt)
+                assert all(torch.equal(p.grad, g) for p, g in zip(pair.model.parameters(), grads, strict=True))
+                return
+            scaler.step(pair.opt)
+            scaler.update()
+            pair.plain.zero_grad()
+            loss_of(pair.plain_model, step).backward()
+            torch.nn.utils.clip_grad_norm_(pair.plain_model.parameters(), 0.1)
+            pair.plain.step()
+        assert_same(pair.model, pair.plain_model, atol=1e-6)
+
+
+# ---- accumulation, tokens ----
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_micro_batches_are_not_steps(set_to_none: bool) -> None:
+    """80 micro-batches, a step every 4th, H = 10: 20 steps, 2 rounds, the tokens of all 80 (F019)."""
+    settings = {"mode": "lockstep", "sync_every": 10, "num_fragments": 1, "overlap_steps": 0, "wire_dtype": "f32"}
+    model = small_model()
+    with (
+        diloco.Syncer(**settings, shutdown_s=0.5) as syncer,
+        diloco.DiLoCoOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, syncer.endpoint) as opt,
+    ):
+        for number in range(1, 81):
+            (loss_of(model, number) / 4).backward()
+            opt.add_tokens(16)
+            if number % 4 == 0:
+                opt.step()
+                opt.zero_grad(set_to_none=set_to_none)
+        stats = opt.stats()
+        assert (stats["steps"], stats["tokens"], stats["tokens_merged"]) == (20, 80 * 16, 80 * 16)
+        assert syncer.status()["rounds_merged"] == 2
+
+
+@pytest.mark.parametrize("wrong", [-5, 1.5, float("nan"), float("inf"), None, "many", 1 << 63])
+def test_token_counts_are_checked(nobody: str, wrong: Any) -> None:
+    model = small_model()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with diloco.DiLoCoOptimizer(inner, model, nobody, tokens=lambda: wrong) as opt:
+        with pytest.raises(ValueError, match=r"expected a whole number of tokens, at least 0, got "):
+            train_step(model, opt, 0)
+        assert opt.stats()["steps"] == 0
+
+
+def test_a_step_of_no_tokens_is_a_step_without_weight() -> None:
+    """It counts and moves the clock; what it changed is merged with the tokens of later steps."""
+    settings = {"mode": "lockstep", "sync_every": 4, "num_fragments": 1, "overlap_steps": 0, "wire_dtype": "f32"}
+    tokens = iter([16, 0, 0, 16])
+    with diloco.Syncer(**settings, shutdown_s=0.5) as syncer:
+        pair = Pair(syncer.endpoint, sgd)
+        pair.opt._tokens = lambda: next(tokens)
+        with pair.opt:
+            for step in range(4):
+                pair.step(step)
+            stats = pair.opt.stats()
+        assert (stats["steps"], stats["tokens"], stats["tokens_merged"]) == (4, 32, 32)
+        weights = syncer.weights()
+        for name, tensor in pair.plain_model.named_parameters():
+            torch.testing.assert_close(weights[name], tensor.detach(), rtol=0, atol=1e-6)
+
+
+# ---- who steps what (F021) ----
+
+
+def test_a_step_of_the_inner_optimizer_alone_is_noticed(nobody: str, caplog: pytest.LogCaptureFixture) -> None:
+    pair = Pair(nobody, sgd)
+    with pair.opt:
+        train_step(pair.model, pair.opt, 0)
+        assert "stepped directly" not in caplog.text
+        for step in range(1, 4):
+            train_step(pair.model, pair.inner, step)
+        assert caplog.text.count("the inner optimizer was stepped directly") == 1
+        stats = pair.opt.stats()
+        assert (stats["steps"], stats["stepped_directly"]) == (1, 3)
+    caplog.clear()
+    train_step(pair.model, pair.inner, 4)  # after close() that is how to go on
+    assert not caplog.records
+    assert not pair.inner._optimizer_step_post_hooks
+
+
+def test_stats_have_the_same_keys_whatever_happens(nobody: str) -> None:
+    with diloco.Syncer(mode="lockstep", overlap_steps=0, shutdown_s=0.5) as syncer:
+        alone, here = Pair(nobody, sgd), Pair(syncer.endpoint, sgd)
+        keys = set(here.opt.stats())
+        assert keys == set(alone.opt.stats()) == set(copy.deepcopy(here.opt).stats())
+        copied = copy.deepcopy(here.opt)
+        assert {key: type(value) for key, value in copied.stats().items()} == {
+            key: type(value) for key, value in here.opt.stats().items()
+        }
+        for pair in (alone, here):
+            pair.opt.close()
+            assert set(pair.opt.stats()) == keys

@@ -88,7 +88,9 @@ struct PartCore::Impl {
 
   void on_time() {
     if (closing) {
-      if (closed || (state == State::kUp && !uplink.idle() && now < *closing)) return;
+      // The syncer closes the connection when the leader has said goodbye; leaving before that would end the session for
+      // what the other ranks still send.
+      if (closed || (state == State::kUp && now < *closing)) return;
       closed = true;
       actions.push_back(Closed{});
       return;
