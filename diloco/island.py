@@ -164,8 +164,8 @@ def _check_agreement(everybody: list[_Description]) -> None:
             name = next(n for n in names if first.settings.get(n) != other.settings.get(n))
             raise ValueError(
                 f"the ranks of this island disagree on setting '{name}': rank 0 has "
-                f"{first.settings.get(name, 'none')}, rank {rank} has {other.settings.get(name, 'none')}; give all ranks "
-                "the same"
+                f"{first.settings.get(name, 'none')}, rank {rank} has {other.settings.get(name, 'none')}; give all "
+                "ranks the same"
             )
         if other.tensors == first.tensors:
             continue

@@ -81,6 +81,7 @@ struct PartCore::Impl {
     state = State::kDown;
     actions.push_back(DropChannel{Channel::kBulk});
     const Seconds back_off = std::min(kLastRetryS, kFirstRetryS * std::pow(2.0, std::min(failures++, 10u)));
+    if (closing) return;
     retry_at = now + back_off * (0.5 + 0.5 * static_cast<double>(options.random() % 1024) / 1024.0);
     log(LogLevel::kWarning, fmt::format("part {}: no connection to the syncer ({}); it is made again with the leader's",
                                         options.part, why));
