@@ -1,0 +1,312 @@
+"""What the ranks of islands run. As a script: the nursery that forks them (island_ranks.py); under torchrun: one rank."""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import ctypes
+import gc
+import json
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+import torch._dynamo
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint import state_dict as dcp_state
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import lr_scheduler
+
+import diloco
+from diloco._sharded import local
+
+BATCH = 12  # samples of an island's step, split over its ranks
+Programs = dict[str, Callable[..., None]]
+PROGRAMS: Programs = {}
+
+
+def program(function: Callable[..., None]) -> Callable[..., None]:
+    PROGRAMS[function.__name__] = function
+    return function
+
+
+class Here:
+    """This rank."""
+
+    job = rank = 0
+    ranks = 1
+    store: Any = None
+
+
+def say(event: str, **values: Any) -> None:
+    line = json.dumps({"event": event, "job": Here.job, "rank": Here.rank, **values}) + "\n"
+    os.write(1, line.encode())  # one call: lines of several ranks share the pipe
+
+
+# ---- the task ----
+
+
+def make_model(how: str = "alone", seed: int = 0) -> nn.Sequential:
+    """33 rows and 5 rows do not divide by 2, one row leaves a rank with nothing."""
+    hidden = 34 if how == "tp" else 33  # torch computes in parallel on equal shards only
+    generator = torch.Generator().manual_seed(seed)
+    model = nn.Sequential(nn.Linear(17, hidden), nn.Tanh(), nn.Linear(hidden, 5), nn.Tanh(), nn.Linear(5, 1))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    return model
+
+
+def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs = torch.randn(BATCH, 17, generator=torch.Generator().manual_seed(1000 + number))
+    return inputs, inputs[:, :1].sin()
+
+
+def shard(model: nn.Module, how: str, group: dist.ProcessGroup | None = None) -> nn.Module:
+    ranks = dist.get_world_size(group) if dist.is_initialized() else 1
+    if how == "alone":
+        return model
+    if how == "ddp":
+        return DistributedDataParallel(model, process_group=group)
+    if how == "tp":
+        plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        return parallelize_module(model, init_device_mesh("cpu", (ranks,)), plan)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    options = {"mp_policy": policy} if how == "fsdp_bf16" else {}
+    if how == "hsdp":
+        mesh = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("replicate", "shard"))
+    elif group is not None:
+        mesh = dist.device_mesh.DeviceMesh.from_group(group, "cpu")
+    else:
+        mesh = init_device_mesh("cpu", (ranks,))
+    for layer in model:  # type: ignore[attr-defined]
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
+    return model
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+    "plain": lambda p: torch.optim.SGD(p, lr=0.1),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+}
+
+
+def backward(model: nn.Module, number: int, how: str, group: dist.ProcessGroup | None = None) -> None:
+    """Of this rank's rows of the batch; of all of them where ranks compute together on the same data."""
+    inputs, targets = batch(number)
+    if how not in ("tp", "alone"):
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        inputs, targets = inputs[rank::ranks], targets[rank::ranks]
+    nn.functional.mse_loss(model(inputs).float(), targets).backward()
+
+
+def tokens_of_rank(how: str, group: dist.ProcessGroup | None = None) -> int:
+    if how == "alone":
+        return BATCH
+    if how == "tp":
+        return BATCH if dist.get_rank(group) == 0 else 0
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    return len(range(rank, BATCH, ranks))
+
+
+def held(model: nn.Module) -> list[torch.Tensor]:
+    return [local(p).detach().clone() for p in model.parameters()]
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().cpu().clone()
+
+
+def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+# ---- programs ----
+
+
+@program
+def equality(variants: list[tuple[str, str]], syncer: str) -> None:
+    """The bare and the wrapped script, bit by bit, without a syncer."""
+    for how, kind in variants:
+        found = []
+        for wrapped in (False, True):
+            model = shard(make_model(how), how)
+            before = held(model)
+            optimizer = OPTIMIZERS[kind](model.parameters())
+            if wrapped:
+                tokens = tokens_of_rank(how)
+                optimizer = diloco.DiLoCoOptimizer(optimizer, model, syncer, tokens=lambda n=tokens: n)
+            for step in range(6):
+                optimizer.zero_grad()
+                backward(model, step, how)
+                optimizer.step()
+            found.append(held(model))
+            if wrapped:
+                optimizer.close()
+        stats = optimizer.stats()
+        say("compared", how=how, kind=kind, same=same(*found), moved=not same(before, found[0]), stats=stats)
+    say("done")
+
+
+class Commands:
+    """What the test told rank 0, on all ranks at the same step."""
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self._group, self._done = group, ""
+
+    def take(self) -> str:
+        """ "" if there is nothing new."""
+        command = ""
+        if dist.get_rank(self._group) == 0 if dist.is_initialized() else True:
+            store = Here.store
+            command = store.get("command").decode() if store.check(["command"]) else ""
+        if dist.is_initialized():
+            box = [command]
+            dist.broadcast_object_list(box, group=self._group, group_src=0)
+            command = box[0]
+        if command == self._done:
+            return ""
+        self._done = command
+        return command
+
+
+def compute(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def wrap(model: nn.Module, how: str, kind: str, syncer: str, **options: Any) -> diloco.DiLoCoOptimizer:
+    tokens = tokens_of_rank(how)
+    inner = OPTIMIZERS[kind](model.parameters())
+    opt = diloco.DiLoCoOptimizer(inner, model, syncer, tokens=lambda: tokens, **options)
+    say("joined", incarnation=opt.learner.incarnation, stats=opt.stats(), how=how)
+    return opt
+
+
+@program
+def train(
+    how: str, syncer: str, learner_id: str, data: int = 0, steps: int = 0, kind: str = "plain", step_s: float = 0.0
+) -> None:
+    """So many steps, or until told to stop. Learner `data` sees the batches 1000 * data + step."""
+    model = shard(make_model(how), how)
+    opt = wrap(model, how, kind, syncer, learner_id=learner_id)
+    commands = None if steps else Commands(None)
+    step, poison = 0, ""
+    while step < steps or not steps:
+        command = commands.take() if commands else ""
+        if command == "stop":
+            break
+        opt.zero_grad()
+        backward(model, 1000 * data + step + 1, how)
+        opt.step()
+        step += 1
+        compute(step_s)
+    opt.close()
+    say("done", stats=opt.stats(), calls=opt.learner.take_blocked(), incarnation=opt.learner.incarnation)
+
+
+# ---- running them ----
+
+
+def run(name: str, arguments: dict[str, Any]) -> None:
+    try:
+        PROGRAMS[name](**arguments)
+    except BaseException as error:
+        say("error", type=type(error).__name__, text=str(error)[:1500], trace=traceback.format_exc()[-1500:])
+        raise SystemExit(1) from None
+
+
+def become(order: dict[str, Any]) -> NoReturn:
+    """In the forked child."""
+    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG: it ends with the nursery
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    Here.job, Here.rank, Here.ranks = order["job"], order["rank"], order["ranks"]
+    arguments = order["arguments"]
+    timeout_s = arguments.pop("timeout_s", 60.0)
+    Here.store = dist.TCPStore("127.0.0.1", order["port"], is_master=False)
+    if order["ranks"] > 1:
+        dist.init_process_group(
+            "gloo",
+            store=dist.PrefixStore("ranks", Here.store),
+            rank=order["rank"],
+            world_size=order["ranks"],
+            timeout=timedelta(seconds=timeout_s),
+        )
+    status = 0
+    try:
+        run(order["program"], arguments)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    except SystemExit as left:
+        status = int(left.code or 0)
+    atexit._run_exitfuncs()  # as an interpreter that ends; taking down its modules would take seconds, and they are shared
+    os._exit(status)
+
+
+def reap(children: dict[int, dict[str, Any]]) -> None:
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        order = children.pop(pid)
+        Here.job, Here.rank = order["job"], order["rank"]
+        say("exited", status=os.waitstatus_to_exitcode(status))
+
+
+def nursery() -> None:
+    """Forks a rank for each line on stdin."""
+    torch.set_num_threads(1)
+    assert len(os.listdir("/proc/self/task")) == 1, "fork needs a process of one thread"
+    wake, woken = os.pipe()
+    os.set_blocking(woken, False)
+    signal.set_wakeup_fd(woken)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    children: dict[int, dict[str, Any]] = {}
+    gc.collect()
+    gc.freeze()
+    say("ready")
+    data = b""
+    while True:
+        ready = select.select([0, wake], [], [])[0]
+        if wake in ready:
+            os.read(wake, 4096)
+            reap(children)
+        if 0 not in ready:
+            continue
+        more = os.read(0, 1 << 16)
+        if not more:
+            return
+        *lines, data = (data + more).split(b"\n")
+        for line in lines:
+            order = json.loads(line)
+            pid = os.fork()
+            if pid == 0:
+                os.close(0)
+                os.open(os.devnull, os.O_RDONLY)
+                become(order)
+            children[pid] = order
+            Here.job, Here.rank = order["job"], order["rank"]
+            say("forked", pid=pid)
+
+
+if __name__ == "__main__":
+    nursery()
