@@ -39,6 +39,12 @@ class Island:
         dist.broadcast_object_list(box, group=self.talk, group_src=0)
         return box[0]
 
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank, on all ranks. Collective."""
+        everybody: list[Any] = [None] * self.ranks
+        dist.all_gather_object(everybody, value, group=self.talk)
+        return everybody
+
 
 def group_of(ranks: Ranks) -> ProcessGroup | None:
     """The island's process group; None if this process is a learner by itself."""

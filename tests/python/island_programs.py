@@ -223,6 +223,144 @@ def train(
     say("done", stats=opt.stats(), calls=opt.learner.take_blocked(), incarnation=opt.learner.incarnation)
 
 
+# ---- checkpoints ----
+
+STEPS, CUT = 12, 6  # of a whole run; when it is saved
+
+
+class Life:
+    """One life of an island: model, optimizer, schedule; what a checkpoint of it has."""
+
+    def __init__(self, how: str, kind: str, syncer: str, load: Callable[[Life], None] | None = None) -> None:
+        self.how, self.rates = how, []
+        self.model = shard(make_model(how), how)
+        self.module = self.model.module if how == "ddp" else self.model
+        self.inner = OPTIMIZERS[kind](self.model.parameters())
+        self.load = load
+        if load:
+            load(self)  # the model
+        tokens = tokens_of_rank(how)
+        self.opt = diloco.DiLoCoOptimizer(self.inner, self.model, syncer, learner_id="a", tokens=lambda: tokens)
+        self.schedule = lr_scheduler.CosineAnnealingLR(self.opt, 50)
+        if load:
+            load(self)  # all else
+
+    def train(self, first: int, last: int) -> None:
+        for step in range(first, last + 1):
+            self.rates.append(self.opt.param_groups[0]["lr"])
+            self.opt.zero_grad()
+            backward(self.model, step, self.how)
+            self.opt.step()
+            self.schedule.step()
+
+    def report(self, event: str, path: str) -> None:
+        """Whole weights into a file, the rest as an event."""
+        whole = {name: full(tensor) for name, tensor in self.module.named_parameters()}
+        if Here.rank == 0:
+            torch.save(whole, path)
+        self.opt.close()
+        stats = self.opt.stats()
+        say(event, stats=stats, rates=self.rates, incarnation=self.opt.learner.incarnation)
+
+
+class Distributed:
+    """By torch.distributed.checkpoint."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def save(self, life: Life) -> None:
+        model, optimizer = dcp_state.get_state_dict(life.model, life.opt)
+        state = {"model": model, "optim": optimizer, "outer": life.opt.outer_state(), "schedule": life.schedule}
+        dcp.save(state, checkpoint_id=self.path)
+
+    def load(self, life: Life) -> None:
+        if not hasattr(life, "opt"):
+            model = dcp_state.get_model_state_dict(life.model)
+            dcp.load({"model": model}, checkpoint_id=self.path)
+            dcp_state.set_model_state_dict(life.model, model)
+            return
+        optimizer = dcp_state.get_optimizer_state_dict(life.model, life.opt)
+        state = {"optim": optimizer, "outer": life.opt.outer_state(), "schedule": life.schedule}
+        dcp.load(state, checkpoint_id=self.path)
+        dcp_state.set_optimizer_state_dict(life.model, life.opt, optim_state_dict=optimizer)
+
+
+class OneFile:
+    """A file that rank 0 writes and all ranks read: whole tensors."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path + ".pt"
+
+    def save(self, life: Life) -> None:
+        options = dcp_state.StateDictOptions(full_state_dict=True, cpu_offload=True)
+        model, optimizer = dcp_state.get_state_dict(life.model, life.opt, options=options)
+        outer = life.opt.outer_state(full=True).state_dict()
+        if Here.rank == 0:
+            state = {"model": model, "optim": optimizer, "outer": outer, "schedule": life.schedule.state_dict()}
+            torch.save(state, self.path)
+        if dist.is_initialized():
+            dist.barrier()
+
+    def load(self, life: Life) -> None:
+        state = torch.load(self.path, weights_only=True)
+        options = dcp_state.StateDictOptions(full_state_dict=True)
+        if not hasattr(life, "opt"):
+            dcp_state.set_model_state_dict(life.model, state["model"], options=options)
+            return
+        dcp_state.set_optimizer_state_dict(life.model, life.opt, optim_state_dict=state["optim"], options=options)
+        life.opt.outer_state().load_state_dict(state["outer"])
+        life.schedule.load_state_dict(state["schedule"])
+
+
+class MainProcess:
+    """As users of DDP do: `if rank == 0: torch.save(...)`, and every rank loads that file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path + ".main.pt"
+
+    def save(self, life: Life) -> None:
+        if Here.rank == 0:
+            schedule = life.schedule.state_dict()
+            torch.save({"model": life.module.state_dict(), "opt": life.opt.state_dict(), "schedule": schedule}, self.path)
+        if dist.is_initialized():
+            dist.barrier()
+
+    def load(self, life: Life) -> None:
+        state = torch.load(self.path, weights_only=True)
+        if not hasattr(life, "opt"):
+            life.module.load_state_dict(state["model"])
+            return
+        life.opt.load_state_dict(state["opt"])
+        life.schedule.load_state_dict(state["schedule"])
+
+
+SAVERS: dict[str, Any] = {"dcp": Distributed, "one_file": OneFile, "main_process": MainProcess}
+
+
+@program
+def whole_run(how: str, kind: str, syncer: str, path: str) -> None:
+    life = Life(how, kind, syncer)
+    life.train(1, STEPS)
+    life.report("done", path + ".whole")
+
+
+@program
+def first_half(how: str, kind: str, syncer: str, path: str, saver: str, cut: int = CUT) -> None:
+    life = Life(how, kind, syncer)
+    life.train(1, cut)
+    SAVERS[saver](path).save(life)
+    life.report("done", path + ".first")
+
+
+@program
+def second_half(how: str, kind: str, syncer: str, path: str, saver: str, cut: int = CUT) -> None:
+    life = Life(how, kind, syncer, SAVERS[saver](path).load)
+    say("resumed", stats=life.opt.stats())
+    life.train(cut + 1, STEPS)
+    life.report("done", path + ".second")
+
+
 # ---- running them ----
 
 
