@@ -203,24 +203,55 @@ def wrap(model: nn.Module, how: str, kind: str, syncer: str, **options: Any) -> 
 
 @program
 def train(
-    how: str, syncer: str, learner_id: str, data: int = 0, steps: int = 0, kind: str = "plain", step_s: float = 0.0
+    how: str,
+    syncer: str,
+    data: int = 0,
+    steps: int = 0,
+    kind: str = "plain",
+    step_s: float = 0.0,
+    **options: Any,
 ) -> None:
     """So many steps, or until told to stop. Learner `data` sees the batches 1000 * data + step."""
     model = shard(make_model(how), how)
-    opt = wrap(model, how, kind, syncer, learner_id=learner_id)
+    opt = wrap(model, how, kind, syncer, **options)
     commands = None if steps else Commands(None)
-    step, poison = 0, ""
+    step = 0
+    calls: list[tuple[float, float]] = []  # when, and how long it took, of each boundary
+    opt.learner.take_blocked()
     while step < steps or not steps:
         command = commands.take() if commands else ""
         if command == "stop":
             break
+        if command:
+            told(command, model, opt)
         opt.zero_grad()
         backward(model, 1000 * data + step + 1, how)
         opt.step()
+        calls += [(time.monotonic(), seconds) for seconds in opt.learner.take_blocked()]
         step += 1
         compute(step_s)
     opt.close()
-    say("done", stats=opt.stats(), calls=opt.learner.take_blocked(), incarnation=opt.learner.incarnation)
+    finite = all(bool(torch.isfinite(tensor).all()) for tensor in held(model))
+    if Here.rank == 0:
+        say_calls(calls)
+    say("done", stats=opt.stats(), incarnation=opt.learner.incarnation, steps=step, finite=finite)
+
+
+def say_calls(calls: list[tuple[float, float]]) -> None:
+    """The longest call of each tenth of a second; a line at a time, which the pipe does not tear."""
+    longest: dict[int, float] = {}
+    for when, seconds in calls:
+        longest[int(when * 10)] = max(longest.get(int(when * 10), 0.0), seconds)
+    for tenth, seconds in longest.items():
+        say("call", at=tenth / 10, longest_s=seconds)
+
+
+def told(command: str, model: nn.Module, opt: diloco.DiLoCoOptimizer) -> None:
+    what, _, rank = command.partition(":")
+    if what == "poison" and Here.rank == int(rank):
+        with torch.no_grad():
+            local(next(model.parameters())).flatten()[0] = float("nan")
+    say("told", command=command)
 
 
 # ---- checkpoints ----
@@ -410,6 +441,17 @@ def reap(children: dict[int, dict[str, Any]]) -> None:
         say("exited", status=os.waitstatus_to_exitcode(status))
 
 
+def under_torchrun(order: dict[str, Any]) -> None:
+    """One rank that torchrun started, and may start again."""
+    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))
+    Here.job, Here.rank, Here.ranks = order["job"], int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    say("forked", pid=os.getpid())
+    Here.store = dist.TCPStore("127.0.0.1", order["port"], is_master=False)
+    dist.init_process_group("gloo")
+    run(order["program"], order["arguments"])
+    dist.destroy_process_group()
+
+
 def nursery() -> None:
     """Forks a rank for each line on stdin."""
     torch.set_num_threads(1)
@@ -447,4 +489,7 @@ def nursery() -> None:
 
 
 if __name__ == "__main__":
-    nursery()
+    if len(sys.argv) > 1:
+        under_torchrun(json.loads(sys.argv[1]))
+    else:
+        nursery()
