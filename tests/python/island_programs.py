@@ -1,9 +1,8 @@
-"""What the ranks of islands run. As a script: the nursery that forks them (island_ranks.py); under torchrun: one rank."""
+"""What the ranks of islands run. A script: the nursery that forks them (island_ranks.py); under torchrun: one rank."""
 
 from __future__ import annotations
 
 import atexit
-import copy
 import ctypes
 import gc
 import json
@@ -13,8 +12,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -26,7 +24,7 @@ from torch import nn
 from torch.distributed.checkpoint import state_dict as dcp_state
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
@@ -78,7 +76,7 @@ def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def shard(model: nn.Module, how: str, group: dist.ProcessGroup | None = None) -> nn.Module:
     ranks = dist.get_world_size(group) if dist.is_initialized() else 1
-    if how == "alone":
+    if how in ("alone", "replicas"):  # replicas that do not talk to each other: the same data makes them equal
         return model
     if how == "ddp":
         return DistributedDataParallel(model, process_group=group)
@@ -111,7 +109,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 def backward(model: nn.Module, number: int, how: str, group: dist.ProcessGroup | None = None) -> None:
     """Of this rank's rows of the batch; of all of them where ranks compute together on the same data."""
     inputs, targets = batch(number)
-    if how not in ("tp", "alone"):
+    if how not in ("tp", "replicas", "alone"):
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         inputs, targets = inputs[rank::ranks], targets[rank::ranks]
     nn.functional.mse_loss(model(inputs).float(), targets).backward()
@@ -120,7 +118,7 @@ def backward(model: nn.Module, number: int, how: str, group: dist.ProcessGroup |
 def tokens_of_rank(how: str, group: dist.ProcessGroup | None = None) -> int:
     if how == "alone":
         return BATCH
-    if how == "tp":
+    if how in ("tp", "replicas"):
         return BATCH if dist.get_rank(group) == 0 else 0
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     return len(range(rank, BATCH, ranks))
@@ -254,6 +252,83 @@ def told(command: str, model: nn.Module, opt: diloco.DiLoCoOptimizer) -> None:
     say("told", command=command)
 
 
+# ---- refusals ----
+
+
+def odd_model(case: str, mesh: Any) -> list[tuple[str, nn.Parameter]]:
+    """What rank 1 has in place of the others' model."""
+    named = list(make_model().named_parameters())
+    if case == "partial":
+        return [("w", nn.Parameter(DTensor.from_local(torch.ones(3), mesh, [Partial()])))]
+    if Here.rank == 0:
+        return named
+    name, tensor = named[2]
+    return {
+        "shape": [*named[:2], (name, nn.Parameter(torch.zeros(5, 34))), *named[3:]],
+        "name": [*named[:2], ("other", tensor), *named[3:]],
+        "dtype": [*named[:2], (name, nn.Parameter(tensor.detach().bfloat16())), *named[3:]],
+        "count": named[:5],
+    }.get(case, named)
+
+
+@program
+def refusals(cases: list[str], syncer: str) -> None:
+    """Each of them is refused; a good learner is made afterwards."""
+    mesh = init_device_mesh("cpu", (Here.ranks,))
+    for case in cases:
+        options: dict[str, Any] = {}
+        named: Any = odd_model(case, mesh)
+        if case == "setting":
+            options = {"sync_every": 4 + Here.rank}
+        elif case == "nonsense":
+            options = {"island": "all"}
+        elif case == "mesh":
+            options = {"island": mesh}
+        elif case == "stranger":
+            options = {"island": dist.new_group([0])}
+        elif case == "dtensor_alone":
+            named, options = shard(make_model(), "fsdp"), {"island": False}
+        try:
+            diloco.Learner(named, syncer, **options).close()
+        except Exception as error:
+            say("refused", case=case, type=type(error).__name__, text=str(error))
+        else:
+            say("refused", case=case, type="nothing", text="")
+    with diloco.Learner(make_model(), syncer) as learner:
+        learner.step(1)
+        say("done", stats=learner.stats())
+
+
+@program
+def one_forgets(syncer: str) -> None:
+    if Here.rank == 0:
+        try:
+            diloco.Learner(make_model(), syncer)
+        except ConnectionError as error:
+            say("gave_up", text=str(error))
+    Here.store.wait(["command"], timedelta(seconds=60))
+    say("done")
+
+
+@program
+def one_dies(syncer: str, how: str = "replicas") -> None:
+    """Rank 1 is killed between two steps; nothing but the learner talks to it."""
+    opt = wrap(shard(make_model(how), how), how, "plain", syncer)
+    step = 0
+    try:
+        while True:
+            opt.zero_grad()
+            step += 1
+            opt.step()
+            if step == 5:
+                say("under_way")
+            compute(0.002)
+    except ConnectionError as error:
+        say("raised", text=str(error), at=time.monotonic())
+    opt.close()
+    say("done")
+
+
 # ---- checkpoints ----
 
 STEPS, CUT = 12, 6  # of a whole run; when it is saved
@@ -353,7 +428,9 @@ class MainProcess:
     def save(self, life: Life) -> None:
         if Here.rank == 0:
             schedule = life.schedule.state_dict()
-            torch.save({"model": life.module.state_dict(), "opt": life.opt.state_dict(), "schedule": schedule}, self.path)
+            torch.save(
+                {"model": life.module.state_dict(), "opt": life.opt.state_dict(), "schedule": schedule}, self.path
+            )
         if dist.is_initialized():
             dist.barrier()
 
@@ -427,7 +504,7 @@ def become(order: dict[str, Any]) -> NoReturn:
             dist.destroy_process_group()
     except SystemExit as left:
         status = int(left.code or 0)
-    atexit._run_exitfuncs()  # as an interpreter that ends; taking down its modules would take seconds, and they are shared
+    atexit._run_exitfuncs()  # as an interpreter that ends; taking down the modules, which are shared, takes seconds
     os._exit(status)
 
 

@@ -1,7 +1,7 @@
 """Ranks of islands as real processes that start quickly.
 
-`Nursery` is one process that has loaded torch and forks a rank in milliseconds (island_programs.py); a rank ends as any
-interpreter does, or is killed. Each `Job` has a store of its own on a port the kernel chose, as torchrun's agent has, by
+`Nursery` is one process that has loaded torch and forks a rank in milliseconds (island_programs.py). A rank runs its
+exit handlers, or is killed. Each `Job` has a store of its own on a port the kernel chose, as torchrun's agent has, by
 which the test also tells its ranks what to do.
 """
 
@@ -52,7 +52,7 @@ class Job:
         errors: bool = True,
         timeout_s: float = DEADLINE_S,
     ) -> Event:
-        """The first such event of this job (of any rank: None); a rank's error is raised, unless it is to be expected."""
+        """The first such event of this job (of any rank: None); `errors`: a rank's error is raised."""
 
         def matches(found: Event) -> bool:
             return found.get("job") == self.number and (

@@ -1,4 +1,4 @@
-"""Islands whose ranks die: another incarnation comes back, of the same size or another, and nobody else notices (F079)."""
+"""Islands whose ranks die: another incarnation comes back, of the same size or another; nobody else notices (F079)."""
 
 from __future__ import annotations
 
