@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import gc
 import json
+import logging
 import os
 import select
 import signal
@@ -13,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -45,7 +47,7 @@ def program(function: Callable[..., None]) -> Callable[..., None]:
 class Here:
     """This rank."""
 
-    job = rank = 0
+    job = rank = step = 0
     ranks = 1
     store: Any = None
 
@@ -53,6 +55,11 @@ class Here:
 def say(event: str, **values: Any) -> None:
     line = json.dumps({"event": event, "job": Here.job, "rank": Here.rank, **values}) + "\n"
     os.write(1, line.encode())  # one call: lines of several ranks share the pipe
+
+
+class SayWarnings(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        say("warning", step=Here.step, text=record.getMessage()[:1000])
 
 
 # ---- the task ----
@@ -192,7 +199,7 @@ def compute(seconds: float) -> None:
 
 
 def wrap(model: nn.Module, how: str, kind: str, syncer: str, **options: Any) -> diloco.DiLoCoOptimizer:
-    tokens = tokens_of_rank(how)
+    tokens = tokens_of_rank(how, options.get("island"))
     inner = OPTIMIZERS[kind](model.parameters())
     opt = diloco.DiLoCoOptimizer(inner, model, syncer, tokens=lambda: tokens, **options)
     say("joined", incarnation=opt.learner.incarnation, stats=opt.stats(), how=how)
@@ -207,10 +214,18 @@ def train(
     steps: int = 0,
     kind: str = "plain",
     step_s: float = 0.0,
+    groups: list[list[int]] | None = None,
     **options: Any,
 ) -> None:
-    """So many steps, or until told to stop. Learner `data` sees the batches 1000 * data + step."""
-    model = shard(make_model(how), how)
+    """So many steps, or until told to stop. Learner `data` sees the batches 1000 * data + step. `groups`: the ranks of
+    each island of this job; default: one island."""
+    group = None
+    for members in groups or ():
+        made = dist.new_group(members)
+        group = made if Here.rank in members else group
+    if group is not None:
+        options["island"] = group
+    model = shard(make_model(how), how, group)
     opt = wrap(model, how, kind, syncer, **options)
     commands = None if steps else Commands(None)
     step = 0
@@ -223,7 +238,8 @@ def train(
         if command:
             told(command, model, opt)
         opt.zero_grad()
-        backward(model, 1000 * data + step + 1, how)
+        Here.step = step + 1
+        backward(model, 1000 * data + step + 1, how, group)
         opt.step()
         calls += [(time.monotonic(), seconds) for seconds in opt.learner.take_blocked()]
         step += 1
@@ -248,8 +264,42 @@ def told(command: str, model: nn.Module, opt: diloco.DiLoCoOptimizer) -> None:
     what, _, rank = command.partition(":")
     if what == "poison" and Here.rank == int(rank):
         with torch.no_grad():
-            local(next(model.parameters())).flatten()[0] = float("nan")
+            local(next(model.parameters())).view(-1)[0] = float("nan")
+    if what == "freeze":
+        opt.param_groups[0]["lr"] = 0.0
     say("told", command=command)
+
+
+@program
+def accumulate(how: str, syncer: str, scaled: bool) -> None:
+    """Two micro-batches a step, the first without a reduction; with `scaled`, step 3 has an infinite gradient and a
+    GradScaler skips it. Bare and wrapped."""
+    found = []
+    for wrapped in (False, True):
+        model = shard(make_model(), how)
+        optimizer: Any = OPTIMIZERS["adamw"](model.parameters())
+        if wrapped:
+            optimizer = diloco.DiLoCoOptimizer(optimizer, model, syncer)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=scaled)
+        for step in range(6):
+            for micro in range(2):
+                first = micro == 0
+                if how == "fsdp":
+                    model.set_requires_gradient_sync(not first)  # type: ignore[operator]
+                with model.no_sync() if how == "ddp" and first else nullcontext():  # type: ignore[operator]
+                    inputs, targets = (part[Here.rank :: Here.ranks] for part in batch(2 * step + micro))
+                    loss = nn.functional.mse_loss(model(inputs), targets)
+                    scaler.scale(loss * float("inf") if scaled and step == 3 else loss).backward()
+                if wrapped:
+                    optimizer.add_tokens(len(inputs))
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        found.append(held(model))
+        if wrapped:
+            optimizer.close()
+    finite = all(bool(torch.isfinite(tensor).all()) for tensor in found[1])
+    say("done", same=same(*found), finite=finite, stats=optimizer.stats())
 
 
 # ---- refusals ----
@@ -473,6 +523,7 @@ def second_half(how: str, kind: str, syncer: str, path: str, saver: str, cut: in
 
 
 def run(name: str, arguments: dict[str, Any]) -> None:
+    logging.getLogger("diloco").addHandler(SayWarnings(logging.WARNING))
     try:
         PROGRAMS[name](**arguments)
     except BaseException as error:
