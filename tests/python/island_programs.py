@@ -519,6 +519,54 @@ def second_half(how: str, kind: str, syncer: str, path: str, saver: str, cut: in
     life.report("done", path + ".second")
 
 
+@program
+def loads(path: str, syncer: str) -> None:
+    """Every rank saves a file of its own; who may load which."""
+    model = shard(make_model(), "fsdp")
+    opt = diloco.DiLoCoOptimizer(OPTIMIZERS["adamw"](model.parameters()), model, syncer, learner_id="a")
+    for step in range(3):
+        opt.zero_grad()
+        backward(model, step, "fsdp")
+        opt.add_tokens(6)
+        opt.step()
+    opt.add_tokens(10 + Here.rank)  # of a micro-batch, for a step to come
+    together = opt.outer_state().state_dict()
+    whole = opt.outer_state(full=True).state_dict()
+    before = held(model)
+    torch.save(opt.state_dict(), f"{path}.{Here.rank}")
+    dist.barrier()
+    own, first = (torch.load(f"{path}.{rank}", weights_only=False) for rank in (Here.rank, 0))
+    say("saved", together={k: v for k, v in together.items() if k not in ("anchors", "weights")}, stats=opt.stats())
+
+    other = own | {"diloco": own["diloco"] | {"weights": own["diloco"]["weights"] | {"0.weight": torch.zeros(2)}}}
+    cases: dict[str, Any] = {
+        "rank 0's on all": first,
+        "rank 1's on rank 0": torch.load(f"{path}.1", weights_only=False),
+        "none on rank 1": own if Here.rank == 0 else {k: v for k, v in own.items() if k != "diloco"},
+        "other model on rank 1": own if Here.rank == 0 else other,
+    }
+    for case, state in cases.items():
+        try:
+            opt.load_state_dict(state)
+        except ValueError as error:
+            say("refused", case=case, text=str(error), untouched=same(held(model), before))
+    for case, load in (
+        ("own", lambda: opt.load_state_dict(own)),
+        ("together", lambda: opt.outer_state().load_state_dict(together)),
+        ("whole", lambda: opt.outer_state().load_state_dict(whole)),
+    ):
+        load()
+        say("loaded", case=case, same=same(held(model), before), pending=opt._pending_tokens, stats=opt.stats())
+    if Here.rank == 1:
+        os.unlink(f"{path}.1")
+    say("losing", file=f"{path}.{Here.rank}")
+    try:
+        opt.load_state_dict(torch.load(f"{path}.{Here.rank}", weights_only=False))
+    except ConnectionError as error:
+        say("alone", text=str(error))
+        os._exit(0)
+
+
 # ---- running them ----
 
 
