@@ -8,6 +8,7 @@
 //   syncer_publish.cpp    persist, publish, transfers to learners
 //   syncer_lives.cpp      lives of learners: what is kept of one that is over, and what comes back of it
 //   syncer_status.cpp     what `diloco status` shows
+//   syncer_probe.cpp      what `diloco doctor` measures
 #pragma once
 
 #include <array>
@@ -17,6 +18,7 @@
 
 #include "diloco/core/liveness.h"
 #include "diloco/core/outbox.h"
+#include "diloco/core/probe_turns.h"
 #include "diloco/core/reassembly.h"
 #include "diloco/core/syncer_core.h"
 #include "diloco/quorum/ema.h"
@@ -285,6 +287,11 @@ struct SyncerCore::Impl {
   std::string status_json() const;
   std::string waiting_text() const;
 
+  // syncer_probe.cpp
+  void on_probe(const FrameEvent& frame);
+  std::string run_outline() const;
+  std::string probe_disturbs() const;
+
   SyncerCoreOptions options;
   const Settings& settings;
   TimePoint now = 0.0;
@@ -303,6 +310,7 @@ struct SyncerCore::Impl {
   std::map<Incarnation, std::vector<std::uint64_t>> settled;
   std::map<Incarnation, Life> past;         // of those of them that said HELLO here; a merged table names the others
   std::map<PeerId, PendingHello> pending_hellos;
+  ProbeTurns probes;
   std::map<std::uint64_t, Round> rounds;
   std::unordered_map<JobId, JobInfo> jobs;
   JobId next_job = 1;
