@@ -17,6 +17,9 @@ Settings settings_of(const TextMap& given) {
   return settings;
 }
 
+// Every setting, canonical, with those given; ConfigError if they do not fit together.
+TextMap complete_settings(const TextMap& given) { return settings_of(given).to_map(); }
+
 struct Budgets {
   LearnerBudget learner;
   SyncerBudget syncer;
@@ -90,6 +93,7 @@ void bind_doctor(py::module_& m) {
     return std::make_tuple(answer.protocol, answer.reject.code, answer.reject.text);
   }, py::arg("endpoint"), py::arg("timeout_s"), GilFree());
   m.def("layout_difference", &layout_difference, py::arg("learners"), py::arg("runs"));
+  m.def("complete_settings", &complete_settings, py::arg("given"));
   m.def("settings_from_file", &settings_from_file, py::arg("path"));
 }
 
