@@ -6,7 +6,7 @@ from __future__ import annotations
 def duration(seconds: float | None) -> str:
     if seconds is None:
         return "-"
-    if 0 < seconds < 0.01:
+    if 0 < seconds < 0.001:
         return f"{1000 * seconds:.2g} ms"
     if seconds < 1:
         return f"{1000 * seconds:.0f} ms"

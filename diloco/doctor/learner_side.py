@@ -58,6 +58,7 @@ class _Learner:
         self.status: dict[str, Any] = {}
         self.specs: list[Spec] = []
         self.link: _C.LinkProbe | None = None
+        self.staging_bytes = 0
 
     def run(self) -> Report:
         there = self.check("address", self.check_address) and self.check("connect", self.check_connect)
@@ -209,7 +210,7 @@ class _Learner:
             ours = config.environment_settings()
         except ValueError as error:
             raise Wrong(str(error), next="env | grep DILOCO_") from None
-        ours.pop("staging_bytes", None)
+        self.staging_bytes = int(ours.pop("staging_bytes", "0"))
         run_id = self.status["settings"]["run_id"]
         theirs = {**self.status["settings"], "run_id": run_id or ours.get("run_id", "")}
         for name, value in {"run_id": "", **ours}.items():
@@ -272,8 +273,7 @@ class _Learner:
 
     def check_memory(self) -> None:
         settings = self.status["settings"]
-        staging = int(config.environment_settings().get("staging_bytes", "0"))
-        budget, _ = _C.memory_budget(self.specs, settings, staging, 1)
+        budget, _ = _C.memory_budget(self.specs, settings, self.staging_bytes, 1)
         have = self.asked.memory()
         text = (
             f"{size(budget.usual())} of host memory most of the time (anchors {size(budget.anchors)}, staged and "

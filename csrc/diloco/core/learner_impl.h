@@ -2,6 +2,7 @@
 //   learner_core.cpp      dispatch, time, statistics, close
 //   learner_links.cpp     one connection per shard: HELLO and WELCOME, its loss, frames in
 //   learner_transfers.cpp what the frames ask for: uploads, arriving images
+//   learner_versions.cpp  what is said when a syncer is not where it was
 //   learner_boundary.cpp  count, stage, adopt, report; the token accounts
 #pragma once
 
@@ -99,13 +100,18 @@ struct ShardLink {
 
   bool up() const { return state == State::kUp; }
   bool down() const { return state == State::kDown; }
+  bool welcomed() const { return up() || state == State::kLaning; }
 };
 
 struct LearnerCore::Impl {
   explicit Impl(LearnerCoreOptions options);
   std::vector<LearnerAction> handle(const LearnerEvent& event, TimePoint now);
   TimePoint next_deadline() const;
+  void beat(ShardLink& link);
   void log(LogLevel level, std::string text) { actions.push_back(Log{level, std::move(text)}); }
+
+  // learner_versions.cpp
+  void say_versions(const ShardLink& link, const Welcome& welcome);
 
   // learner_links.cpp
   ShardLink& link_of(FragmentId fragment) { return links[plan->fragments[fragment].shard]; }

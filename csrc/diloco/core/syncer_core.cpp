@@ -194,6 +194,7 @@ void SyncerCore::Impl::on_tick() {
     if (session.control == 0) continue;
     if (session.liveness.silent(now)) {
       silent.push_back(id);
+      session.account->unheard += !session.liveness.heard_once();
     } else if (session.liveness.must_speak(now)) {
       session.liveness.said(now);
       send(session.control, MessageType::kHeartbeat, &session, encode(Heartbeat{}));

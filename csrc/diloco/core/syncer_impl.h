@@ -66,6 +66,7 @@ struct Account : Life {
   std::vector<Clock> due;                // per fragment, trigger = arrival: its clock at the next pull
   TimePoint last_contact = 0.0;
   std::vector<Version> adopted;          // last known
+  unsigned unheard = 0;                  // sessions that ended for silence without a word after the WELCOME
 };
 
 // One connection's life of a learner: control and bulk channel.
