@@ -68,11 +68,11 @@ def _doctor(
         typer.Option(metavar="HOST:PORT", help="Look at this machine as a learner's, for the syncer at that address."),
     ] = None,
     model: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="MODULE:FUNCTION|FILE", help="What will be trained: a function that returns it, or its state_dict."
         ),
-    ] = "",
+    ] = None,
     step_s: Annotated[
         float, typer.Option("--step-s", min=0.0, metavar="S", help="Length of one step; default the run's, else 1 s.")
     ] = 0.0,
@@ -105,7 +105,7 @@ def _doctor(
             syncer=syncer,
             bind=bind,
             insecure=insecure,
-            model=model,
+            model=model or "",
             step_s=step_s,
             learners=learners,
             setting=setting or [],

@@ -116,7 +116,7 @@ class _Learner:
                 local, _ = opened.getsockname()
                 remote, _ = opened.getpeername()
         except OSError as error:
-            raise Wrong(*self._why_no_connection(error)) from None
+            raise Wrong(*self._why_no_connection(error, time.monotonic() - start)) from None
         interface = machine.interface_of(local)
         self.report.add(
             "connect",
@@ -127,7 +127,7 @@ class _Learner:
             connect_s=took,
         )
 
-    def _why_no_connection(self, error: OSError) -> tuple[str, str]:
+    def _why_no_connection(self, error: OSError, took: float) -> tuple[str, str]:
         """The text and the next command."""
         where = f"expected a syncer at {self.address}, got "
         if error.errno == errno.ECONNREFUSED:
@@ -138,7 +138,7 @@ class _Learner:
             )
         if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
             return (
-                f"{where}no answer within {_CONNECT_S:g} s: the host is down or a firewall drops the packets; only "
+                f"{where}no answer within {duration(took)}: the host is down or a firewall drops the packets; only "
                 f"this "
                 "port of the syncer's host has to be open, to TCP connections from here",
                 f"ping -c 3 {self.host}",

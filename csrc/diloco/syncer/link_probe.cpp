@@ -22,7 +22,7 @@ struct Train {
   std::uint64_t frames, bytes;
 };
 constexpr std::array<Train, 4> kTrains = {{{8, 16 << 10}, {8, 128 << 10}, {16, 256 << 10}, {32, 256 << 10}}};
-constexpr Seconds kLongEnough = 0.5;  // a train that took so long is believed
+constexpr Seconds kLongEnough = 0.25;  // a train that took so long is believed
 constexpr int kRoundTrips = 5;
 
 class Prober {
