@@ -48,8 +48,8 @@ def test_the_budget_is_printed_at_start_and_kept(syncer: Any, program: Any, reco
     )
     assert numbers, said
     anchors, usual, most = (float(number) for number in numbers.groups())
-    # 8 Mi parameters: anchors of 4 bytes; 3 (at most 6) copies of 2 bytes; images of 4 bytes, one fragment twice; credit;
-    # the largest tensor twice.
+    # 8 Mi parameters: anchors of 4 bytes; 3 (at most 6) copies of 2 bytes; images of 4 bytes, one fragment twice;
+    # credit; the largest tensor twice.
     assert (anchors, usual, most) == (32.0, 32 + 3 * 16 + 32 + 8 + 8 + 8, 32 + 6 * 16 + 32 + 8 + 8 + 8)
     grown = measured["grown"] / 2**20
     record_property("grown, usual, most MiB", f"{grown:.0f}, {usual:.0f}, {most:.0f}")
