@@ -304,7 +304,8 @@ def test_a_syncer_that_is_ready() -> None:
 
 def test_off_loopback_needs_insecure_and_says_what_it_means() -> None:
     bind = f"0.0.0.0:{free_port()}"
-    assert any(one.name != "lo" for one in interfaces()), "this machine has loopback only"
+    if all(one.name == "lo" for one in interfaces()):
+        pytest.skip("this machine has loopback only")
     report = check_syncer(SyncerSide(bind=bind))
     assert "can be reached from other machines" in wrong(report, "reach")
     assert report.next == f"diloco doctor --bind {bind} --insecure"
