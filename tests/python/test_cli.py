@@ -56,11 +56,11 @@ def test_version_names_everything() -> None:
 def test_help_lists_the_verbs() -> None:
     done = run("--help")
     assert done.returncode == 0
-    for verb in ("demo", "syncer", "status", "audit"):
+    for verb in ("demo", "doctor", "syncer", "status", "audit"):
         assert verb in done.stdout
 
 
-@pytest.mark.parametrize("verb", ["syncer", "audit", "demo", "status"])
+@pytest.mark.parametrize("verb", ["syncer", "audit", "demo", "doctor", "status"])
 def test_every_verb_explains_itself(verb: str) -> None:
     done = run(verb, "--help")
     assert done.returncode == 0, done.stderr

@@ -105,17 +105,21 @@ void LearnerCore::Impl::on_time(ShardLink& link) {
     link.state = ShardLink::State::kConnecting;
     link.attempt_deadline = now + settings.heartbeat_timeout_s * (1 + std::min(link.failures, 5u));  // a slow link needs longer
     actions.push_back(ConnectChannel{Channel::kControl, link.shard});
-  } else if (!link.up()) {
-    if (now >= link.attempt_deadline) lose(link, "no answer to the greeting", false);
-  } else if (link.liveness.silent(now)) {
+  } else if (!link.up() && now >= link.attempt_deadline) {
+    lose(link, "no answer to the greeting", false);
+  } else if (link.up() && link.liveness.silent(now)) {
     lose(link, fmt::format("silent for {:.1f} s", settings.heartbeat_timeout_s), true);
-  } else if (link.liveness.must_speak(now)) {
-    link.liveness.said(now);
-    Heartbeat beat;
-    beat.lr = lr;
-    beat.discarded = link.discarded;
-    send(link, Channel::kControl, MessageType::kHeartbeat, encode(beat));
+  } else if (link.welcomed() && link.liveness.must_speak(now)) {
+    beat(link);
   }
+}
+
+void LearnerCore::Impl::beat(ShardLink& link) {
+  link.liveness.said(now);
+  Heartbeat beat;
+  beat.lr = lr;
+  beat.discarded = link.discarded;
+  send(link, Channel::kControl, MessageType::kHeartbeat, encode(beat));
 }
 
 bool LearnerCore::Impl::give_up() {
@@ -138,7 +142,8 @@ TimePoint LearnerCore::Impl::next_deadline() const {
   if (rejected || gave_up) return kNever;
   TimePoint at = kNever;
   for (const auto& link : links) {
-    at = std::min(at, link.down() ? link.retry_at : link.up() ? link.liveness.deadline() : link.attempt_deadline);
+    if (link.welcomed()) at = std::min(at, link.liveness.deadline());
+    if (!link.up()) at = std::min(at, link.down() ? link.retry_at : link.attempt_deadline);
     if (!link.up() && options.give_up_after_s > 0.0 && started) {
       at = std::min(at, link.away_since + options.give_up_after_s);
     }

@@ -300,12 +300,15 @@ void LearnerCore::Impl::on_welcome(ShardLink& link, const Header& header, Bytes 
     const auto* bytes = reinterpret_cast<const char*>(payload.data());
     welcome_body.assign(bytes, payload.size());
   }
+  say_versions(link, *welcome);
   link.uplink.reset(settings.credit_window_bytes);
   link.downlink_credit.set_window(settings.credit_window_bytes);
   if (const auto total = link.downlink_credit.announce()) {
     send(link, Channel::kControl, MessageType::kCredit, {}, 0, *total, link.downlink_credit.received());
   }
   link.state = ShardLink::State::kLaning;
+  link.liveness.start(now, settings.heartbeat_interval_s, settings.heartbeat_timeout_s);
+  beat(link);  // the syncer has waited for a sign of life since it sent the WELCOME, and the bulk connection takes its time
   link.attempt_deadline = now + settings.heartbeat_timeout_s;
   actions.push_back(ConnectChannel{Channel::kBulk, link.shard});
 }

@@ -9,6 +9,7 @@
 //   syncer_publish.cpp    persist, publish, transfers to learners
 //   syncer_lives.cpp      lives of learners: what is kept of one that is over, and what comes back of it
 //   syncer_status.cpp     what `diloco status` shows
+//   syncer_probe.cpp      what `diloco doctor` measures
 #pragma once
 
 #include <array>
@@ -18,6 +19,7 @@
 
 #include "diloco/core/liveness.h"
 #include "diloco/core/outbox.h"
+#include "diloco/core/probe_turns.h"
 #include "diloco/core/reassembly.h"
 #include "diloco/core/syncer_core.h"
 #include "diloco/fragment/part.h"
@@ -66,6 +68,7 @@ struct Account : Life {
   std::vector<Clock> due;                // per fragment, trigger = arrival: its clock at the next pull
   TimePoint last_contact = 0.0;
   std::vector<Version> adopted;          // last known
+  unsigned unheard = 0;                  // sessions that ended for silence without a word after the WELCOME
 };
 
 // Parts of one upload of an island, put together as they arrive.
@@ -328,6 +331,11 @@ struct SyncerCore::Impl {
   std::string status_json() const;
   std::string waiting_text() const;
 
+  // syncer_probe.cpp
+  void on_probe(const FrameEvent& frame);
+  std::string run_outline() const;
+  std::string probe_disturbs() const;
+
   SyncerCoreOptions options;
   const Settings& settings;
   TimePoint now = 0.0;
@@ -346,6 +354,7 @@ struct SyncerCore::Impl {
   std::map<Incarnation, std::vector<std::uint64_t>> settled;
   std::map<Incarnation, Life> past;         // of those of them that said HELLO here; a merged table names the others
   std::map<PeerId, PendingHello> pending_hellos;
+  ProbeTurns probes;
   std::map<std::uint64_t, Round> rounds;
   std::unordered_map<JobId, JobInfo> jobs;
   JobId next_job = 1;

@@ -238,7 +238,9 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
   session.control = peer;
   session.lane_token = options.random();
   session.account = &account;
-  session.liveness.start(now, settings.heartbeat_interval_s, settings.heartbeat_timeout_s);
+  // The WELCOME may take long on a slow link; who was given up on it before has longer, as long as a learner waits for it.
+  session.liveness.start(now, settings.heartbeat_interval_s, settings.heartbeat_timeout_s,
+                         settings.heartbeat_timeout_s * (1 + std::min(account.unheard, 5u)));
   session.clock = hello.clock;
   session.steps = hello.steps;
   session.tokens = hello.tokens;

@@ -10,6 +10,7 @@
 
 #include "diloco/base/errors.h"
 #include "diloco/base/version.h"
+#include "diloco/core/memory_budget.h"
 #include "diloco/learner/learner_impl.h"
 
 namespace diloco {
@@ -241,11 +242,17 @@ std::string Learner::describe() const {
   if (impl_->plan() == nullptr) return text + "; the plan comes with the syncer's welcome";
   const LearnerStats stats = impl_->core ? impl_->core->stats() : LearnerStats{};
   const Settings& settings = impl_->settings();
-  return text + fmt::format(", staged {:.1f} MiB, sent images {:.1f} MiB, arriving {:.1f} MiB; {} fragments, one sync of "
-                            "each per {} steps, {} steps under way; mode {}, merge {}, adopt {}, wire {}",
+  Layout held = impl_->layout();  // the run's order, of an island's rank with the shapes of its part
+  for (TensorSpec& tensor : held.tensors) tensor.shape = layout.tensors[index_of(layout, tensor.name)].shape;
+  const LearnerBudget budget = learner_budget(held, *impl_->plan(), settings, impl_->options.staging_bytes);
+  return text + fmt::format(", staged {:.1f} MiB, sent images {:.1f} MiB, arriving {:.1f} MiB; mostly {:.1f} MiB in all, at "
+                            "most {:.1f} MiB; {} fragments, one sync of each per {} steps, {} steps "
+                            "under way; mode {}, merge {}, adopt {}, wire {}",
                             static_cast<double>(stats.staged_bytes) * mib,
                             static_cast<double>(stats.sent_image_bytes) * mib,
-                            static_cast<double>(stats.arriving_bytes) * mib, impl_->plan()->size(),
+                            static_cast<double>(stats.arriving_bytes) * mib,
+                            static_cast<double>(budget.usual()) * mib, static_cast<double>(budget.most()) * mib,
+                            impl_->plan()->size(),
                             settings.sync_every, settings.overlap_steps, settings.get("mode"), settings.get("merge"),
                             settings.get("adopt"), settings.get("wire_dtype"));
 }

@@ -186,7 +186,7 @@ inline Verdict any_verdict(Random& random) {
 
 inline Header any_header(Random& random) {
   Header h;
-  h.type = static_cast<MessageType>(1 + below(random, 16));
+  h.type = static_cast<MessageType>(1 + below(random, 19));
   h.flags = static_cast<std::uint8_t>(random());
   h.session = random();
   h.epoch = any_uint(random);
