@@ -12,6 +12,7 @@ from torch import Tensor
 
 from diloco import _exit, config
 from diloco._errors import logger
+from diloco._goodput import goodput, lost_share
 from diloco._late_load import warn_of_late_loads
 from diloco._native import _C
 from diloco.parameters import Named, Parameter, collect, notice_buffers, repeatable
@@ -95,6 +96,7 @@ class Learner:
         join_timeout_s: float,
         settings: dict[str, config.SettingValue],
     ) -> None:
+        self._began = time.perf_counter()
         if syncer is not None and not isinstance(syncer, str):
             raise TypeError(f'syncer: expected text like "127.0.0.1:29400", got {syncer!r}')
         texts = config.environment_settings() | config.setting_texts(settings, "a learner", _ARGUMENTS)
@@ -107,6 +109,8 @@ class Learner:
         self._calls: deque[float] = deque(maxlen=_CALLS_KEPT)
         self._blocked_s = self._longest_s = 0.0
         self._blocked_calls = 0
+        self._joining_s = self._catching_up_s = self._closing_s = 0.0
+        self._ended: float | None = None
         self._c = _C.Learner(
             parameters=[(p.name, p.tensor, p.aliases) for p in parameters],
             syncer=self._syncer,
@@ -132,7 +136,9 @@ class Learner:
         try:
             joined = self._c.join(timeout_s, self._write_log)
         finally:
-            self._account(time.perf_counter() - start)
+            now = time.perf_counter()
+            self._account(now - start)
+            self._joining_s, self._catching_up_s = now - start, now - self._began
             self._write_log()
         logger.info("[%s] %s", self.learner_id, self._c.describe())
         if not joined and self._c.stats()["state"] == "joining":  # the core itself says when nobody is there
@@ -164,7 +170,8 @@ class Learner:
         return StepResult(adopted, [self._parameters[index].tensor for index in reset])
 
     def stats(self) -> dict[str, Any]:
-        """The learner's account: state, steps, tokens, adoptions, versions, bytes, and time spent in here."""
+        """The learner's account: state, steps, tokens, adoptions, versions, bytes, time spent in here, and under
+        "goodput" where all its time went (diloco._goodput.goodput defines the terms)."""
         stats = self._c.stats()
         self._write_log()
         return {
@@ -175,7 +182,18 @@ class Learner:
             "blocked_s": self._blocked_s,
             "blocked_longest_s": self._longest_s,
             "blocked_calls": self._blocked_calls,
+            "goodput": self._goodput(stats),
         }
+
+    def _goodput(self, stats: dict[str, Any]) -> dict[str, float]:
+        return goodput(
+            wall_s=(self._ended or time.perf_counter()) - self._began,
+            catching_up_s=self._catching_up_s,
+            boundaries_s=self._blocked_s - self._joining_s,
+            hold_s=stats["hold_s"],
+            closing_s=self._closing_s,
+            lost=lost_share(stats),
+        )
 
     def take_blocked(self) -> list[float]:
         """Seconds spent in each call since this was last asked (at most 65536 of them), joining included."""
@@ -198,7 +216,11 @@ class Learner:
     def close(self, flush_s: float = 5.0) -> None:
         """Waits at most `flush_s` until what was sent has arrived, says goodbye, ends the thread. Idempotent."""
         first, self.closed = not self.closed, True
+        start = time.perf_counter()
         self._c.close(float(flush_s))
+        if first:
+            self._ended = time.perf_counter()
+            self._closing_s = self._ended - start
         self._write_log()
         if first and os.getpid() == self._pid:
             tail = self._c.stats()["tokens_outstanding"]

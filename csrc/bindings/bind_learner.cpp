@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "bindings.h"
@@ -50,6 +51,19 @@ std::function<void()> callback_with_gil(const py::object& while_waiting) {
   };
 }
 
+// A range per phase in torch's profiler; without one running it costs a look at a thread-local.
+class ProfilerRanges final : public PhaseObserver {
+ public:
+  void begin(const char* name) override {
+    range_.emplace(at::RecordScope::USER_SCOPE);
+    if (range_->isActive()) range_->before(name);
+  }
+  void end() override { range_.reset(); }
+
+ private:
+  std::optional<at::RecordFunction> range_;
+};
+
 using PyParameter = std::tuple<std::string, at::Tensor, std::vector<std::string>>;
 
 class PyLearner {
@@ -58,6 +72,7 @@ class PyLearner {
       : log_(std::make_shared<LogQueue>()), pid_(getpid()) {
     std::vector<NamedParameter> named;
     for (const auto& [name, tensor, aliases] : parameters) named.push_back({name, tensor, aliases});
+    options.phases = std::make_shared<ProfilerRanges>();
     options.log = [log = log_](LogLevel level, const std::string& text) { log->push(level, text); };
     const py::gil_scoped_release release;
     learner_ = std::make_unique<Learner>(std::move(options), std::make_shared<TorchParameterStore>(std::move(named)));
@@ -131,15 +146,20 @@ std::tuple<std::uint32_t, std::vector<std::uint32_t>, bool> boundary(PyLearner& 
 py::dict stats_dict(PyLearner& self) {
   LearnerStats stats;
   TransportCounters counters;
+  PhaseSeconds phases;
   {
     const py::gil_scoped_release release;
     stats = self.get().stats();
     counters = self.get().counters();
+    phases = self.get().phase_seconds();
   }
   py::dict out = to_dict(stats);
   out["bytes_in"] = counters.bytes_in;
   out["bytes_out"] = counters.bytes_out;
   out["malformed_frames"] = counters.malformed;
+  out["stage_s"] = phases.stage_s;
+  out["adopt_s"] = phases.adopt_s;
+  out["hold_s"] = phases.hold_s;
   return out;
 }
 

@@ -13,6 +13,7 @@
 
 #include "diloco/core/learner_core.h"
 #include "diloco/learner/parameter_store.h"
+#include "diloco/learner/phases.h"
 #include "diloco/transport/transport.h"
 
 namespace diloco {
@@ -27,6 +28,7 @@ struct LearnerOptions {
   std::string ledger_dir;            // "" = no ledger file
   Seconds linger_s = 2.0;            // close(): bound on sending what is queued
   std::function<void(LogLevel, const std::string&)> log;  // called on the training thread only (from boundary() etc.)
+  std::shared_ptr<PhaseObserver> phases;                  // may be null
 };
 
 struct BoundaryResult {
@@ -52,6 +54,7 @@ class Learner {
   bool closed() const;
 
   LearnerStats stats() const;
+  PhaseSeconds phase_seconds() const;  // any thread
   std::string learner_id() const;
   Incarnation incarnation() const;
   // The tensor (index in the store's layout) as last received from the syncer, or as it was at construction. f32,

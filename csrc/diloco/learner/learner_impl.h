@@ -116,6 +116,7 @@ struct Learner::Impl {
 
   // Training thread.
   std::vector<std::uint32_t> pending_resets;
+  PhaseClock phases;
 
   // Filled under the mutex by the training thread's own feed(), then read by that thread alone.
   std::vector<Staging> stages;
