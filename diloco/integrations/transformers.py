@@ -30,7 +30,7 @@ def join(trainer: Trainer, syncer: str | None = None, **options: Any) -> DiLoCoC
     """
     make = trainer.create_optimizer
 
-    def create_optimizer(model: Any = None) -> Optimizer:
+    def create_optimizer(model: Any = None) -> Any:
         made = _unwrapped(make(model))
         if isinstance(made, DiLoCoOptimizer):
             if not made.learner.closed:
