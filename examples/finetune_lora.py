@@ -20,6 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import diloco
 
 LENGTH, BATCH = 64, 8
+diloco.leave_on_sigterm()  # a job that is ended early says goodbye
 
 
 def make_base() -> LlamaForCausalLM:

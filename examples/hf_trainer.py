@@ -15,9 +15,11 @@ import tempfile
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+import diloco
 from diloco.integrations.transformers import join
 
 LENGTH = 64
+diloco.leave_on_sigterm()  # a job that is ended early says goodbye
 
 torch.manual_seed(run.seed)
 config = LlamaConfig(
