@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from diloco.integrations.lightning import DiLoCoCallback
 
-LENGTH, WIDTH = 16, 128
+LENGTH, WIDTH = 16, 512
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 
@@ -57,7 +57,7 @@ class Report(Callback):
 
 torch.manual_seed(run.seed)
 rows = common.text(run.seed).unfold(0, LENGTH + 1, 1)
-data = DataLoader(TensorDataset(rows), batch_size=128, shuffle=True)
+data = DataLoader(TensorDataset(rows), batch_size=256, shuffle=True)
 learner = DiLoCoCallback(run.syncer, learner_id=run.learner_id)
 trainer = Trainer(
     max_steps=run.steps,

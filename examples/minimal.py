@@ -1,4 +1,4 @@
-"""A small training script with diloco in it: the two marked lines. Without them it is an ordinary one.
+"""A small training script with diloco in it: the three marked lines. Without them it is an ordinary one.
 
 python examples/minimal.py                                          a syncer and two learners, checked at the end
 python examples/minimal.py --syncer 127.0.0.1:29400 --learner-id a  one learner of the run at that address
@@ -17,7 +17,7 @@ model = torch.nn.Sequential(
     torch.nn.Linear(16, 512), torch.nn.Tanh(), torch.nn.Linear(512, 512), torch.nn.Tanh(), torch.nn.Linear(512, 1)
 )
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-optimizer = diloco.DiLoCoOptimizer(optimizer, model, run.syncer, learner_id=run.learner_id, tokens=lambda: 256)  # <- diloco
+optimizer = diloco.DiLoCoOptimizer(optimizer, model, run.syncer, learner_id=run.learner_id)  # <- diloco
 run.wait_for_others()
 
 for _ in range(run.steps):
@@ -26,5 +26,6 @@ for _ in range(run.steps):
     loss = torch.nn.functional.mse_loss(model(x), y)
     optimizer.zero_grad()
     loss.backward()
+    optimizer.add_tokens(len(x))  # <- diloco
     optimizer.step()
     run.report(loss.item())

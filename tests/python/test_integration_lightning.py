@@ -1,4 +1,4 @@
-"""DiLoCoCallback in a Lightning Trainer: from an unchanged module's first step to a resumed run, and every way to end."""
+"""DiLoCoCallback in a Lightning Trainer: from an unchanged module's first step to a resumed run, and how it ends."""
 
 from __future__ import annotations
 
@@ -119,28 +119,28 @@ def test_fit_may_be_called_again() -> None:
         assert syncer.status()["rounds_merged"] == 2
 
 
-def test_an_exception_ends_in_a_goodbye(tmp_path: Path) -> None:
-    with diloco.Syncer(event_log=tmp_path / "events.jsonl") as syncer:
-        callback = DiLoCoCallback(syncer.endpoint)
+def test_an_exception_ends_in_a_goodbye(syncer: Callable[..., Any]) -> None:
+    s = syncer()
+    callback = DiLoCoCallback(s.endpoint)
 
-        def fail() -> None:
-            raise KeyError("mine")
+    def fail() -> None:
+        raise KeyError("mine")
 
-        with pytest.raises(KeyError, match="mine"):
-            fit(callback, Ends(3, fail))
-        assert callback.optimizer.stats()["state"] == "closed"
-    assert "said goodbye" in (tmp_path / "events.jsonl").read_text()
+    with pytest.raises(KeyError, match="mine"):
+        fit(callback, Ends(3, fail))
+    assert callback.optimizer.stats()["state"] == "closed"
+    assert s.wait_for("leave")["why"] == "said goodbye"
 
 
-def test_sigterm_ends_in_a_goodbye(tmp_path: Path) -> None:
+def test_sigterm_ends_in_a_goodbye(syncer: Callable[..., Any]) -> None:
     """F082: Lightning has a handler of its own and ends fit() with an exception; the callback closes."""
-    with diloco.Syncer(event_log=tmp_path / "events.jsonl") as syncer:
-        callback = DiLoCoCallback(syncer.endpoint)
-        with pytest.raises(SystemExit):
-            fit(callback, Ends(3, lambda: os.kill(os.getpid(), signal.SIGTERM)))
-        assert callback.optimizer.stats()["state"] == "closed"
-        assert callback.optimizer.stats()["steps"] < 20
-    assert "said goodbye" in (tmp_path / "events.jsonl").read_text()
+    s = syncer()
+    callback = DiLoCoCallback(s.endpoint)
+    with pytest.raises(SystemExit):
+        fit(callback, Ends(3, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    assert callback.optimizer.stats()["state"] == "closed"
+    assert callback.optimizer.stats()["steps"] < 20
+    assert s.wait_for("leave")["why"] == "said goodbye"
 
 
 def test_refuses_what_cannot_be_one_learner(nobody: str) -> None:

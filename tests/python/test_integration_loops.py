@@ -101,7 +101,7 @@ def test_accelerate_saves_and_resumes(tmp_path: Path, caplog: pytest.LogCaptureF
     assert "weights were loaded into a model that is in a run" not in caplog.text
 
 
-# ---- in the manner of nanoGPT: groups by dimension, learning rate by hand, clipping, accumulation, a checkpoint dict ----
+# ---- in the manner of nanoGPT: groups by dimension, rate by hand, clipping, accumulation, a checkpoint dict ----
 
 
 def groups_of(model: nn.Module) -> list[dict[str, Any]]:
@@ -162,7 +162,7 @@ def test_own_loop_counts_steps_not_micro_batches(set_to_none: bool) -> None:
 
 
 def test_own_loop_saves_and_resumes(tmp_path: Path) -> None:
-    """A dictionary with the model's and the optimizer's state, as nanoGPT writes it: the resumed run is the same run."""
+    """A dictionary with the model's and the optimizer's state, as nanoGPT writes it: resumed, it is the same run."""
     straight = small_model()
     with alone(sync_every=5) as syncer, diloco.DiLoCoOptimizer(adamw(straight), straight, syncer.endpoint) as optimizer:
         expected = train(straight, optimizer, range(20))
