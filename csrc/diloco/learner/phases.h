@@ -40,10 +40,10 @@ class PhaseClock {
       if (clock_.observer_) clock_.observer_->begin(kNames[static_cast<std::size_t>(phase)]);
     }
     ~Range() {
+      if (clock_.observer_) clock_.observer_->end();
       std::atomic<Seconds>& sum = clock_.sums_[static_cast<std::size_t>(phase_)];
       // One thread writes: no read-modify-write needed.
       sum.store(sum.load(std::memory_order_relaxed) + (monotonic_now() - began_), std::memory_order_relaxed);
-      if (clock_.observer_) clock_.observer_->end();
     }
     Range(const Range&) = delete;
 
