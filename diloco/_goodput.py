@@ -37,3 +37,14 @@ def goodput(
         "waiting_s": hold_s + closing_s,
         "catching_up_s": catching_up_s,
     }
+
+
+def describe(terms: Mapping[str, float]) -> str:
+    """For the log: `12.3 s: 97.1 % compute, 0.0 % lost, 0.3 % staging, 0.5 % waiting, 2.1 % catching up`."""
+    wall_s = terms["wall_s"]
+    shares = (
+        f"{100 * value / wall_s:.1f} % {name.removesuffix('_s').replace('_', ' ')}"
+        for name, value in terms.items()
+        if name != "wall_s"
+    )
+    return f"{wall_s:.1f} s: {', '.join(shares)}"

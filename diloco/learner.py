@@ -12,7 +12,7 @@ from torch import Tensor
 
 from diloco import _exit, config
 from diloco._errors import logger
-from diloco._goodput import goodput, lost_share
+from diloco._goodput import describe, goodput, lost_share
 from diloco._late_load import warn_of_late_loads
 from diloco._native import _C
 from diloco.parameters import Named, Parameter, collect, notice_buffers, repeatable
@@ -223,8 +223,10 @@ class Learner:
             self._closing_s = self._ended - start
         self._write_log()
         if first and os.getpid() == self._pid:
-            tail = self._c.stats()["tokens_outstanding"]
+            stats = self._c.stats()
+            tail = stats["tokens_outstanding"]
             logger.info("[%s] closed; the last %d tokens (summed over fragments) are not merged", self.learner_id, tail)
+            logger.info("[%s] %s", self.learner_id, describe(self._goodput(stats)))
 
     def __enter__(self) -> Learner:
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import re
 import time
 from collections.abc import Callable
@@ -128,6 +129,17 @@ def test_time_adds_up_and_is_where_it_was_spent(nobody: str) -> None:
         if max(abs(terms[name] - ours[name]) for name in ("wall_s", "catching_up_s")) <= 0.01 * wall:
             return
     pytest.fail(f"none of ten tries is within 1 %: {terms} against {ours}")
+
+
+def test_the_log_says_where_the_time_went(nobody: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "diloco"), Pair(nobody, sgd, learner_id="a").opt:
+        pass
+    line = caplog.messages[-1]
+    share = r"(\d+\.\d) % "
+    names = ("compute", "lost", "staging", "waiting", "catching up")
+    found = re.fullmatch(r"\[a\] \d+\.\d s: " + ", ".join(share + name for name in names), line)
+    assert found, line
+    assert sum(map(float, found.groups())) == pytest.approx(100.0, abs=0.3)
 
 
 def test_waiting_is_lockstep_s_hold() -> None:
