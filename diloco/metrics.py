@@ -12,6 +12,7 @@ _REASONS = ("overwritten", "blended", "carry_limit", "lost", "stale", "nonfinite
 _OUTER = ("epoch", "clock", "run_clock", "run_tokens", "adoptions")
 _SYNC = (
     *("contributions_sent", "contributions_merged", "reconnects", "tokens_merged", "tokens_outstanding"),
+    "stepped_directly",
     *("bytes_in", "bytes_out", "malformed_frames", "staged_bytes", "sent_image_bytes", "arriving_bytes"),
     *("stage_s", "adopt_s", "hold_s", "blocked_s", "blocked_longest_s"),
 )

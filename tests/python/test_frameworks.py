@@ -26,6 +26,7 @@ def test_frameworks_step_the_wrapper(syncer: Callable[..., Any], program: Callab
         for report in reports:
             stats = report["stats"]
             assert (stats["state"], stats["steps"], stats["tokens"]) == ("closed", 20, 20 * step), framework
+            assert stats.get("stepped_directly", 0) == 0, framework
         assert s.stop() == 0
         s.wait_for("stop")
         merges = [event for event in s.events if event["event"] == "merge"]
