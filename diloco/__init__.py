@@ -11,6 +11,7 @@ from diloco.explain import Explanation, explain
 from diloco.learner import Learner, StepResult
 from diloco.optimizer import DiLoCoOptimizer
 from diloco.parameters import shard_seed
+from diloco.sigterm import leave_on_sigterm
 from diloco.status import status
 from diloco.syncer import Syncer
 
@@ -22,6 +23,7 @@ __all__ = [
     "Syncer",
     "__version__",
     "explain",
+    "leave_on_sigterm",
     "logs",
     "shard_seed",
     "status",

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from diloco import _exit, _resume, config
 from diloco._errors import logger
+from diloco._goodput import describe, goodput, lost_share
 from diloco._late_load import warn_of_late_loads
 from diloco._native import _C
 from diloco._replaced import Watch
@@ -107,6 +108,7 @@ class Learner:
         island: Ranks,
         settings: dict[str, config.SettingValue],
     ) -> None:
+        self._began = time.perf_counter()
         if syncer is not None and not isinstance(syncer, str):
             raise TypeError(f'syncer: expected text like "127.0.0.1:29400", got {syncer!r}')
         texts = config.environment_settings() | config.setting_texts(settings, "a learner", _ARGUMENTS)
@@ -117,7 +119,7 @@ class Learner:
         learner_id = config.argument(learner_id, "DILOCO_LEARNER_ID", config.default_learner_id())
         self._island = member = make_island(island, parameters, learner_id, texts)
         self.rank, self.ranks = (member.rank, member.ranks) if member else (0, 1)
-        self._complex = [parameter for parameter in parameters if parameter.real is not parameter.tensor]
+        self._views = [parameter for parameter in parameters if parameter.real is not parameter.tensor]
         self._watch = Watch(model, parameters)
         self._before = _resume.Counters()
         self._recent: deque[int] = deque(maxlen=_STEPS_KEPT)  # token counts of the last steps
@@ -127,6 +129,8 @@ class Learner:
         self._calls: deque[float] = deque(maxlen=_CALLS_KEPT)
         self._blocked_s = self._longest_s = 0.0
         self._blocked_calls = 0
+        self._joining_s = self._catching_up_s = self._closing_s = 0.0
+        self._ended: float | None = None
         self._c = _C.Learner(
             parameters=[(p.name, p.real, p.aliases) for p in parameters],
             syncer=self._syncer,
@@ -158,7 +162,9 @@ class Learner:
         try:
             joined = self._c.join(timeout_s, self._write_log)
         finally:
-            self._account(time.perf_counter() - start)
+            now = time.perf_counter()
+            self._account(now - start)
+            self._joining_s, self._catching_up_s = now - start, now - self._began
             self._write_log()
         logger.info("[%s] %s", self.learner_id, self._c.describe())
         stats = self._c.stats()
@@ -199,7 +205,7 @@ class Learner:
         start = time.perf_counter()
         logged = True
         self._watch.look()
-        for parameter in self._complex:
+        for parameter in self._views:
             parameter.follow()
         self._recent.append(tokens)
         try:
@@ -214,7 +220,8 @@ class Learner:
         return StepResult(adopted, carried + [self._parameters[index].tensor for index in reset])
 
     def stats(self) -> dict[str, Any]:
-        """The learner's account: state, steps, tokens, adoptions, versions, bytes, and time spent in here.
+        """The learner's account: state, steps, tokens, adoptions, versions, bytes, time spent in here, and under
+        "goodput" where all its time went (diloco._goodput.goodput defines the terms).
 
         `total_steps` and `total_tokens` include the lives a loaded state came from. The keys are always the same.
         """
@@ -232,7 +239,18 @@ class Learner:
             "blocked_s": self._blocked_s,
             "blocked_longest_s": self._longest_s,
             "blocked_calls": self._blocked_calls,
+            "goodput": self._goodput(stats),
         }
+
+    def _goodput(self, stats: dict[str, Any]) -> dict[str, float]:
+        return goodput(
+            wall_s=(self._ended or time.perf_counter()) - self._began,
+            catching_up_s=self._catching_up_s,
+            boundaries_s=self._blocked_s - self._joining_s,
+            hold_s=stats["hold_s"] + stats["rank_waits_s"],
+            closing_s=self._closing_s,
+            lost=lost_share(stats),
+        )
 
     def take_blocked(self) -> list[float]:
         """Seconds spent in each call since this was last asked (at most 65536 of them), joining included."""
@@ -274,11 +292,17 @@ class Learner:
     def close(self, flush_s: float = 5.0) -> None:
         """Waits at most `flush_s` until what was sent has arrived, says goodbye, ends the thread. Idempotent."""
         first, self.closed = not self.closed, True
+        start = time.perf_counter()
         self._c.close(float(flush_s))
+        if first:
+            self._ended = time.perf_counter()
+            self._closing_s = self._ended - start
         self._write_log()
         if first and os.getpid() == self._pid:
-            tail = self._c.stats()["tokens_outstanding"]
+            stats = self._c.stats()
+            tail = stats["tokens_outstanding"]
             logger.info("[%s] closed; the last %d tokens (summed over fragments) are not merged", self.learner_id, tail)
+            logger.info("[%s] %s", self.learner_id, describe(self._goodput(stats)))
 
     def __enter__(self) -> Learner:
         return self
@@ -347,6 +371,6 @@ def disconnected_stats(steps: int, tokens: int) -> dict[str, Any]:
         "versions": [],
         "total_steps": steps,
         "total_tokens": tokens,
-        "blocked_s": 0.0,
-        "blocked_longest_s": 0.0,
+        **dict.fromkeys(("blocked_s", "blocked_longest_s", "stage_s", "adopt_s", "hold_s"), 0.0),
+        "goodput": goodput(0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
     }

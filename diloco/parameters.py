@@ -36,10 +36,10 @@ class Parameter:
         self.real = torch.view_as_real(held.detach()) if held.is_complex() else held
 
     def follow(self) -> None:
-        """The real view of memory that was replaced (`p.data = ...`)."""
+        """Memory that was replaced (`p.data = ...`)."""
         held = local(self.tensor)
         if self.real.data_ptr() != held.data_ptr():
-            self.real.data = torch.view_as_real(held.detach())
+            self.real.data = torch.view_as_real(held.detach()) if held.is_complex() else held.detach()
 
     def as_parameter(self, values: Tensor) -> Tensor:
         """f32 values of `real` in the parameter's own shape, dtype and sharding."""

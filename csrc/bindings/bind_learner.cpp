@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "bindings.h"
@@ -75,6 +76,19 @@ std::unique_ptr<PyIsland> make_island(c10::intrusive_ptr<c10d::ProcessGroup> pla
   return island;
 }
 
+// A range per phase in torch's profiler; without one running it costs a look at a thread-local.
+class ProfilerRanges final : public PhaseObserver {
+ public:
+  void begin(const char* name) override {
+    range_.emplace(at::RecordScope::USER_SCOPE);
+    if (range_->isActive()) range_->before(name);
+  }
+  void end() override { range_.reset(); }
+
+ private:
+  std::optional<at::RecordFunction> range_;
+};
+
 using PyParameter = std::tuple<std::string, at::Tensor, std::vector<std::string>>;
 
 class PyLearner {
@@ -83,6 +97,7 @@ class PyLearner {
       : log_(std::make_shared<LogQueue>()), pid_(getpid()) {
     std::vector<NamedParameter> named;
     for (const auto& [name, tensor, aliases] : parameters) named.push_back({name, tensor, aliases});
+    options.phases = std::make_shared<ProfilerRanges>();
     options.log = [log = log_](LogLevel level, const std::string& text) { log->push(level, text); };
     const py::gil_scoped_release release;
     auto store = std::make_shared<TorchParameterStore>(std::move(named));
@@ -155,11 +170,13 @@ py::dict stats_dict(PyLearner& self) {
   LearnerStats stats;
   TransportCounters counters;
   ExchangeWaits waits;
+  PhaseSeconds phases;
   {
     const py::gil_scoped_release release;
     stats = self.get().stats();
     counters = self.get().counters();
     waits = self.get().exchange_waits();
+    phases = self.get().phase_seconds();
   }
   py::dict out = to_dict(stats);
   out["bytes_in"] = counters.bytes_in;
@@ -169,6 +186,9 @@ py::dict stats_dict(PyLearner& self) {
   out["rank_waits"] = waits.waited;
   out["rank_waits_s"] = waits.total_s;
   out["rank_waits_longest_s"] = waits.longest_s;
+  out["stage_s"] = phases.stage_s;
+  out["adopt_s"] = phases.adopt_s;
+  out["hold_s"] = phases.hold_s;
   return out;
 }
 

@@ -148,6 +148,7 @@ bool Learner::Impl::island_join(Seconds timeout_s, const std::function<void()>& 
     const std::lock_guard lock(mutex);
     joined = plan_known && part->connected();
   }
+  waits = {};  // of boundaries only
   if (settings().mode == Mode::kDecoupled) start_exchange(0, false, false);
   return joined;
 }

@@ -45,7 +45,8 @@ std::string checked_id(const std::string& given, const std::string& host) {
 
 Learner::Impl::Impl(LearnerOptions given, std::shared_ptr<ParameterStore> store,
                     std::unique_ptr<ClientTransport> given_transport)
-    : options(std::move(given)), host(host_name()), id(checked_id(options.learner_id, host)), mover(std::move(store)) {
+    : options(std::move(given)), host(host_name()), id(checked_id(options.learner_id, host)), mover(std::move(store)),
+      phases(options.phases) {
   while (incarnation == 0) incarnation = random_u64();
   random.seed(random_u64());
   TransportLimits limits;
@@ -223,6 +224,7 @@ LearnerStats Learner::stats() const {
 }
 
 ExchangeWaits Learner::exchange_waits() const { return impl_->waits; }
+PhaseSeconds Learner::phase_seconds() const { return impl_->phases.seconds(); }
 
 std::string Learner::learner_id() const { return impl_->id; }
 
