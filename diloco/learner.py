@@ -61,10 +61,7 @@ class Learner:
         **settings: config.SettingValue,
     ) -> None:
         named_parameters = repeatable(named_parameters)
-        parameters = collect(named_parameters)
-        if not parameters:
-            raise ValueError("nothing to synchronise: no parameter requires grad; unfreeze what is to be trained first")
-        notice_buffers(named_parameters)
+        parameters = _trainable(named_parameters)
         self._start(
             parameters,
             syncer=syncer,
@@ -165,12 +162,17 @@ class Learner:
 
     def stats(self) -> dict[str, Any]:
         """The learner's account: state, steps, tokens, adoptions, versions, bytes, and time spent in here."""
-        stats = self._c.stats()
-        self._write_log()
         return {
             "learner_id": self.learner_id,
             "incarnation": self.incarnation,
             "syncer": self._syncer,
+            **self._counts(),
+        }
+
+    def _counts(self) -> dict[str, Any]:
+        stats = self._c.stats()
+        self._write_log()
+        return {
             **stats,
             "blocked_s": self._blocked_s,
             "blocked_longest_s": self._longest_s,
@@ -239,6 +241,14 @@ class Learner:
     def _write_log(self) -> None:
         for level, text in self._c.take_log():
             logger.log(getattr(logging, level), "[%s] %s", self.learner_id, text)
+
+
+def _trainable(model: Named) -> list[Parameter]:
+    parameters = collect(model)
+    if not parameters:
+        raise ValueError("nothing to synchronise: no parameter requires grad; unfreeze what is to be trained first")
+    notice_buffers(model)
+    return parameters
 
 
 def _token_count(tokens: Any) -> int:

@@ -15,7 +15,7 @@ from diloco._errors import logger, name_list
 from diloco._inner_state import is_initialising_call, reset_inner_state
 from diloco._late_load import warn_of_late_loads
 from diloco.learner import Learner, _token_count
-from diloco.parameters import Named, notice_buffers, of_optimizer, repeatable
+from diloco.parameters import Named, Parameter, notice_buffers, of_optimizer, repeatable
 
 _FORMAT = 1
 # Optimizers that are wrapped right now.
@@ -56,6 +56,29 @@ class DiLoCoOptimizer(Optimizer):
         join_timeout_s: float = 10.0,
         **settings: config.SettingValue,
     ) -> None:
+        self._wrap(
+            optimizer,
+            model,
+            tokens,
+            lambda parameters: Learner._of(
+                parameters,
+                syncer=syncer,
+                learner_id=learner_id,
+                run_id=run_id,
+                ledger_dir=ledger_dir,
+                give_up_after_s=give_up_after_s,
+                join_timeout_s=join_timeout_s,
+                settings=settings,
+            ),
+        )
+
+    def _wrap(
+        self,
+        optimizer: Optimizer,
+        model: Named,
+        tokens: Callable[[], int] | None,
+        make_learner: Callable[[list[Parameter]], Learner],
+    ) -> None:
         _check_inner(optimizer)
         if tokens is not None and not callable(tokens):
             raise TypeError(f"tokens: expected a function that returns a step's number of tokens, got {tokens!r}")
@@ -64,16 +87,7 @@ class DiLoCoOptimizer(Optimizer):
         notice_buffers(model)
         self._adopt_inner(optimizer)
         self._tokens = tokens
-        self._learner = Learner._of(
-            parameters,
-            syncer=syncer,
-            learner_id=learner_id,
-            run_id=run_id,
-            ledger_dir=ledger_dir,
-            give_up_after_s=give_up_after_s,
-            join_timeout_s=join_timeout_s,
-            settings=settings,
-        )
+        self._learner = make_learner(parameters)
         warn_of_late_loads(model, self._learner)
         self._names = {id(parameter.tensor): parameter.name for parameter in parameters}
         _wrapped[optimizer] = weakref.ref(self)
@@ -172,7 +186,7 @@ class DiLoCoOptimizer(Optimizer):
         if result.reset:
             reset_inner_state(self._inner, result.reset)
             logger.warning(
-                "[%s] the syncer refused a contribution that was not finite; the global values are back and the inner "
+                "[%s] a contribution was refused because it was not finite; the global values are back and the inner "
                 "optimizer's state is reset for %s",
                 self._learner.learner_id,
                 name_list(self._names[id(tensor)] for tensor in result.reset),
@@ -244,6 +258,7 @@ class DiLoCoOptimizer(Optimizer):
         state = dict(self._inner.state_dict())
         stats = self.stats()
         state["diloco"] = {"format": _FORMAT, "steps": stats["total_steps"], "tokens": stats["total_tokens"]}
+        state["diloco"] |= self._learner_state()
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             changed = post_hook(self, state)
             state = state if changed is None else changed
@@ -264,8 +279,17 @@ class DiLoCoOptimizer(Optimizer):
                 )
             self._earlier = {"steps": int(own["steps"]), "tokens": int(own["tokens"])}
         self._inner.load_state_dict(state_dict)
+        if own is not None:
+            self._load_learner_state(own)
         for hook in self._optimizer_load_state_dict_post_hooks.values():
             hook(self)
+
+    def _learner_state(self) -> dict[str, Any]:
+        """Of a learner that keeps more than counters: entries beside "format", "steps" and "tokens"."""
+        return {}
+
+    def _load_learner_state(self, own: dict[str, Any]) -> None:
+        """Takes them back, after the inner optimizer's state."""
 
     def __getstate__(self) -> dict[str, Any]:
         stats = self.stats()

@@ -67,8 +67,9 @@ bool Pending::wait_for(Seconds timeout_s) const {
     state_->work->wait(std::chrono::milliseconds(std::max<std::int64_t>(1, static_cast<std::int64_t>(timeout_s * 1e3))));
     return true;
   } catch (...) {
-    if (completed()) fail(state_->who, state_->call, std::current_exception());
-    return false;
+    if (!completed()) return false;
+    wait();  // it ended, well or badly, while the time ran out
+    return true;
   }
 }
 
@@ -107,14 +108,17 @@ Pending Collectives::start_broadcast(at::Tensor tensor, int root) const {
   }
 }
 
-Pending Collectives::start_all_gather(at::Tensor out, at::Tensor in) const {
-  if (out.dim() != in.dim() + 1 || out.size(0) != size_ || out.sizes().slice(1) != in.sizes() || !out.is_contiguous() ||
-      !in.is_contiguous() || out.scalar_type() != in.scalar_type() || out.device() != in.device()) {
-    throw ConfigError("all_gather: expected one contiguous row for each of " + std::to_string(size_) +
+Pending Collectives::start_all_gather(std::vector<at::Tensor> out, at::Tensor in) const {
+  const bool fits = out.size() == static_cast<std::size_t>(size_) && in.is_contiguous() &&
+                    std::all_of(out.begin(), out.end(), [&](const at::Tensor& row) {
+                      return row.sizes() == in.sizes() && row.is_contiguous() &&
+                             row.scalar_type() == in.scalar_type() && row.device() == in.device();
+                    });
+  if (!fits) {
+    throw ConfigError("all_gather: expected one contiguous tensor for each of " + std::to_string(size_) +
                       " ranks, of the shape, dtype and device of the input");
   }
-  std::vector<std::vector<at::Tensor>> rows(1);
-  for (int rank = 0; rank < size_; ++rank) rows[0].push_back(out.select(0, rank));
+  std::vector<std::vector<at::Tensor>> rows{std::move(out)};
   std::vector<at::Tensor> inputs{std::move(in)};
   try {
     auto work = group_->allgather(rows, inputs);

@@ -10,6 +10,8 @@
 
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "diloco/base/types.h"
 
@@ -53,13 +55,15 @@ class Collectives {
   Pending start_all_reduce(at::Tensor tensor, Reduce op) const;
   // tensor <- that of rank `root`.
   Pending start_broadcast(at::Tensor tensor, int root) const;
-  // out[r] <- `in` of rank r. `out` has one dimension more than `in`, the first, of size size().
-  Pending start_all_gather(at::Tensor out, at::Tensor in) const;
+  // out[r] <- `in` of rank r: size() tensors, each like `in`.
+  Pending start_all_gather(std::vector<at::Tensor> out, at::Tensor in) const;
 
   // Start, and block the host until it is done.
   void all_reduce(at::Tensor tensor, Reduce op) const { start_all_reduce(std::move(tensor), op).wait(); }
   void broadcast(at::Tensor tensor, int root) const { start_broadcast(std::move(tensor), root).wait(); }
-  void all_gather(at::Tensor out, at::Tensor in) const { start_all_gather(std::move(out), std::move(in)).wait(); }
+  void all_gather(std::vector<at::Tensor> out, at::Tensor in) const {
+    start_all_gather(std::move(out), std::move(in)).wait();
+  }
 
  private:
   std::shared_ptr<c10d::ProcessGroup> group_;

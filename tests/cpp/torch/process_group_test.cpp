@@ -43,8 +43,8 @@ TEST(Collectives, ReduceBroadcastAndGather) {
   EXPECT_TRUE(at::equal(to, from));
 
   const at::Tensor rows = at::zeros({2, 3}), same = at::zeros({2, 3});
-  two.a.start_all_gather(rows, from);
-  two.b.all_gather(same, from + 1.0f);
+  two.a.start_all_gather(rows.unbind(), from);
+  two.b.all_gather(same.unbind(), from + 1.0f);
   EXPECT_TRUE(at::equal(rows, at::stack({from, from + 1.0f})));
   EXPECT_TRUE(at::equal(same, rows));
 }
@@ -92,9 +92,9 @@ TEST(Collectives, AFailureWhileUnderWayIsThrownByTheWait) {
 
 TEST(Collectives, RefusesRowsThatDoNotFit) {
   Two two;
-  EXPECT_THROW(two.a.start_all_gather(at::zeros({3, 2}), at::zeros({2})), ConfigError);
-  EXPECT_THROW(two.a.start_all_gather(at::zeros({2, 2}), at::zeros({3})), ConfigError);
-  EXPECT_THROW(two.a.start_all_gather(at::zeros({2, 2}), at::zeros({2}, at::kLong)), ConfigError);
+  EXPECT_THROW(two.a.start_all_gather(at::zeros({3, 2}).unbind(), at::zeros({2})), ConfigError);
+  EXPECT_THROW(two.a.start_all_gather(at::zeros({2, 2}).unbind(), at::zeros({3})), ConfigError);
+  EXPECT_THROW(two.a.start_all_gather(at::zeros({2, 2}).unbind(), at::zeros({2}, at::kLong)), ConfigError);
   EXPECT_THROW(Collectives(c10::intrusive_ptr<c10d::ProcessGroup>()), ConfigError);
 }
 
