@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from ranks import on_all, wrap_all
-from toys import loss_of, small_model
 from torch import nn
+from toys import loss_of, small_model
 
 import diloco
 
@@ -20,7 +20,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "diloco": {"preset": "diloco", "sync_every": 5},
     "streaming": {"preset": "streaming", "sync_every": 6, "num_fragments": 3, "wire_dtype": "f32"},
     "streaming_bf16_wire": {"preset": "streaming", "sync_every": 6, "num_fragments": 2, "overlap_steps": 2},
-    "rda": {"mode": "lockstep", "sync_every": 4, "num_fragments": 2, "overlap_steps": 1, "merge": "rda", "adopt": "rebase"},
+    "rda": {"mode": "lockstep", "sync_every": 4, "num_fragments": 2, "overlap_steps": 1},
     "rda_nesterov": {
         "mode": "lockstep",
         "sync_every": 6,
@@ -43,7 +43,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "outer_momentum": 0.9,
         "adopt": "blend",
     },
-}  # fmt: skip
+}
 TOKENS = (16, 40)  # learners of unequal weight
 
 

@@ -317,7 +317,7 @@ bool CollectiveLearner::Impl::load(const CollectiveState& state) {
   }
 
   for (Account& account : accounts) {
-    if (account.sent) account.sent->pending.wait();  // all ranks drop it together
+    if (account.sent) wait(account.sent->pending, {});  // all ranks drop it together
     account = {};
   }
   for (FragmentId p = 0; p < plan.size(); ++p) numbers->load(p, state.fragments[p]);
@@ -370,7 +370,7 @@ CollectiveResult CollectiveLearner::boundary(const Boundary& event, const std::f
 }
 
 void CollectiveLearner::close(Seconds flush_s) {
-  if (std::exchange(impl_->closed, true)) return;
+  if (std::exchange(impl_->closed, true) || impl_->options.on_device) return;  // what is queued on a device goes on alone
   const TimePoint deadline = monotonic_now() + flush_s;
   for (const Account& account : impl_->accounts) {
     try {
