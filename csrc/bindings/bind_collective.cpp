@@ -179,7 +179,8 @@ bool load(PyCollectiveLearner& self, const py::dict& given) {
 void bind_collective(py::module_& m) {
   py::class_<PyCollectiveLearner>(m, "CollectiveLearner")
       .def(py::init<const std::vector<PyParameter>&, const Group&, const Group&, std::map<std::string, std::string>, bool>(),
-           py::arg("parameters"), py::arg("group"), py::arg("control"), py::arg("settings"), py::arg("on_device"))
+           py::arg("parameters"), py::arg("group"), py::arg("control"), py::arg("settings"), py::arg("on_device"),
+           py::keep_alive<1, 3>(), py::keep_alive<1, 4>())  // a group may be written in Python
       .def("boundary", &boundary, py::arg("tokens"), py::arg("lr"), py::arg("while_waiting"))
       .def("close", [](PyCollectiveLearner& self, double flush_s) { self.get().close(flush_s); }, py::arg("flush_s"),
            GilFree())

@@ -3,67 +3,16 @@ the operators have kernels: what is proved is the order, the devices, that the h
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
 import torch
-from ranks import Groups, RankOptimizer, gloo_groups, on_all, sgd
+from ranks import Groups, RankOptimizer, on_all, recording_groups, sgd
 from test_collective_equivalence import RUNS, TOKENS, without_syncer
-from torch import distributed, nn
+from torch import nn
 from toys import loss_of, small_model
 
 pytestmark = pytest.mark.timeout(60)
-
-
-class RecordedWork(distributed._Work):
-    """Done when it is handed out, like work queued on a stream; a host-side wait is written down."""
-
-    def __init__(self, record: list[Any]) -> None:
-        super().__init__()
-        self._record = record
-
-    def wait(self, *_: Any) -> bool:
-        self._record.append("host wait")
-        return True
-
-
-class Room:
-    """Where the ranks' n-th calls meet."""
-
-    def __init__(self, ranks: int) -> None:
-        self.barrier = threading.Barrier(ranks, timeout=20)
-        self.inputs: list[torch.Tensor] = [torch.empty(0)] * ranks
-
-
-class RecordingGroup(distributed.ProcessGroup):
-    """A group of threads. `record` has, in order, (call, device type, dtype, numel) and "host wait"."""
-
-    def __init__(self, room: Room, rank: int, ranks: int) -> None:
-        super().__init__(rank, ranks)
-        self.room, self.me, self.record = room, rank, []  # type: ignore[var-annotated]
-
-    def _meet(self, call: str, tensor: torch.Tensor) -> list[torch.Tensor]:
-        self.record.append((call, tensor.device.type, tensor.dtype, tensor.numel()))
-        self.room.barrier.wait()
-        self.room.inputs[self.me] = tensor.clone()
-        self.room.barrier.wait()
-        return list(self.room.inputs)
-
-    def allgather(self, outputs: Any, inputs: Any, options: Any = None) -> RecordedWork:
-        for row, found in zip(outputs[0], self._meet("all_gather", inputs[0]), strict=True):
-            row.copy_(found)
-        return RecordedWork(self.record)
-
-    def broadcast(self, tensors: Any, options: Any = None) -> RecordedWork:
-        tensors[0].copy_(self._meet("broadcast", tensors[0])[options.rootRank])
-        return RecordedWork(self.record)
-
-
-def recording_groups(ranks: int) -> list[Groups]:
-    room = Room(ranks)
-    controls = gloo_groups(ranks)
-    return [Groups(RecordingGroup(room, rank, ranks), controls[rank].control) for rank in range(ranks)]
 
 
 def train(model: nn.Module, opt: Any, index: int, steps: int) -> dict[str, Any]:
