@@ -13,9 +13,10 @@
 namespace diloco {
 namespace {
 
-// The first line, without the place in another library's source that it may begin with: "[.../pair.cc:534] Connection ...".
-std::string first_line(std::string text) {
+// The first sentence, without the place in another library's source that it may begin with: "[.../pair.cc:534] Read ...".
+std::string first_sentence(std::string text) {
   text = text.substr(0, text.find('\n'));
+  text = text.substr(0, text.find(". "));
   if (const auto end = text.find("] "); text.starts_with('[') && end != std::string::npos) text = text.substr(end + 2);
   while (text.ends_with('.') || text.ends_with(' ')) text.pop_back();
   return text;
@@ -25,9 +26,9 @@ std::string reason_of(const std::exception_ptr& thrown) {
   try {
     std::rethrow_exception(thrown);
   } catch (const c10::Error& error) {
-    return first_line(error.what_without_backtrace());
+    return first_sentence(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    return first_line(error.what());
+    return first_sentence(error.what());
   } catch (...) {
     return "unknown error";
   }

@@ -31,6 +31,7 @@ struct Job {
   struct Rank {
     at::Tensor matrix = at::zeros({3, 4}), vector = at::zeros({5});
     SettingTexts settings;
+    std::vector<std::string> log;
     c10::intrusive_ptr<FakeGroup> group, control;
     std::unique_ptr<CollectiveLearner> learner;
     std::string refused;
@@ -49,7 +50,8 @@ struct Job {
       try {
         rank.learner = std::make_unique<CollectiveLearner>(
             std::vector<NamedParameter>{{"matrix", rank.matrix, {}}, {"vector", rank.vector, {}}},
-            Collectives(rank.group), Collectives(rank.control), CollectiveOptions{rank.settings, on_device, {}});
+            Collectives(rank.group), Collectives(rank.control),
+            CollectiveOptions{rank.settings, on_device, [&rank](LogLevel, const std::string& text) { rank.log.push_back(text); }});
       } catch (const ConfigError& error) {
         rank.refused = error.what();
       }
@@ -207,6 +209,18 @@ TEST(CollectiveLearner, PoisonDoesNotCountAndItsRankStartsAgainFromTheGlobalWeig
   });
   EXPECT_NE(why[0].find("rank 1 sent 2 contributions that were not finite (max_bad_payloads)"), std::string::npos) << why[0];
   EXPECT_EQ(why[0], why[1]);
+}
+
+TEST(CollectiveLearner, Rank0WarnsOnceOfLearningRatesThatStayFarApart) {
+  Job job(with(kPlain, {{"sync_every", "1"}, {"overlap_steps", "0"}}));
+  job.start();
+  job.each([&](Job::Rank& rank) {
+    rank.log.clear();
+    for (int i = 0; i < 12; ++i) rank.learner->boundary({10, &rank == &job.ranks[0] ? 0.1 : 0.5});
+  });
+  ASSERT_EQ(job.ranks[0].log.size(), 1u);
+  EXPECT_TRUE(job.ranks[0].log[0].starts_with("rank 1 trains with learning rate 0.5")) << job.ranks[0].log[0];
+  EXPECT_TRUE(job.ranks[1].log.empty());
 }
 
 TEST(CollectiveLearner, ADisagreementIsRefusedOnAllRanks) {

@@ -71,7 +71,7 @@ TEST(Collectives, OrderAfterIsNoHostWait) {
 
 TEST(Collectives, AGroupThatFailsIsATransportErrorOfOneSentence) {
   Two two;
-  two.room->failure = "[/build/gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:4242.\nmore lines";
+  two.room->failure = "[/build/gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:4242. Good luck!\nmore";
   try {
     two.a.all_reduce(at::ones({1}), Reduce::kSum);
     FAIL() << "expected a TransportError";
