@@ -45,7 +45,7 @@ def test_a_rank_that_is_gone_is_an_error_of_one_sentence_within_the_timeout(
     victim.wait_for("running")
     getattr(victim, how)()  # SIGKILL: the connection breaks. SIGSTOP: only the group's timeout tells
     failed = survivor.wait_for("failed", timeout_s=40)
-    assert failed["text"].startswith("rank 0 of 2: all_gather failed, a rank of the group has ended or is late (")
+    assert failed["text"].startswith("rank 0 of 2: exchange failed, a rank of the group has ended or is late (")
     assert "\n" not in failed["text"] and ".cc" not in failed["text"]
     assert failed["after_s"] < TIMEOUT_S + 5  # a loaded machine included
     assert survivor.wait_for("again")["text"] == failed["text"]

@@ -20,11 +20,11 @@ namespace {
 // A contribution between its staging and its adoption.
 struct Sent {
   Pending pending;
-  at::Tensor message;
-  std::uint64_t from = 0, to = 0;       // tokens
-  std::uint64_t steps_at_to = 0;        // steps of the account where it ends
+  std::vector<at::Tensor> rows;    // messages of all ranks
+  std::uint64_t from = 0, to = 0;  // tokens
+  std::uint64_t steps_at_to = 0;   // steps of the account where it ends
   Clock staged_at = 0;
-  bool detached = false;                // the local work it stands for has been dropped since
+  bool detached = false;           // the local work it stands for has been dropped since
 };
 
 // Tokens [0, from) of this rank on a fragment are settled; the work since is in the parameters.
@@ -50,7 +50,7 @@ struct CollectiveLearner::Impl {
   void settle(FragmentId p, const Sent& sent, AdoptFormula formula, bool counted);
   void drop_poison(FragmentId except);
   void count_bad(const std::vector<int>& refused);
-  void check_lr(const std::vector<Work>& works);
+  void warn(const Merged& merged);
   bool load(const CollectiveState& state);
   std::string unfit(const CollectiveState& state) const;
   std::vector<std::vector<std::string>> names_by_fragment() const;
@@ -93,6 +93,7 @@ struct CollectiveLearner::Impl {
   std::vector<std::uint64_t> bad_payloads;
   double lr = 0.0;
   unsigned lr_apart = 0;
+  bool told_twin = false;
   Seconds waited_s = 0.0;
   std::exception_ptr failure;
   bool closed = false;
@@ -148,7 +149,7 @@ void CollectiveLearner::Impl::stage(FragmentId p) {
   const Account& account = accounts[p];
   const Work work = work_of(plan.settings, tokens - account.from, clock - account.from_steps, lr);
   Sent sent;
-  sent.message = numbers->stage(p, work);
+  sent.rows = numbers->stage(p, work);
   sent.from = account.from;
   sent.to = tokens;
   sent.steps_at_to = clock;
@@ -158,7 +159,8 @@ void CollectiveLearner::Impl::stage(FragmentId p) {
 }
 
 void CollectiveLearner::Impl::send(FragmentId p, Sent sent) {
-  sent.pending = group.start_all_gather(numbers->rows(p), sent.message);
+  sent.pending = options.on_device ? group.start_all_gather(sent.rows, sent.rows[static_cast<std::size_t>(group.rank())])
+                                   : group.start_exchange(sent.rows);
   bytes_out += plan.messages[p].bytes * static_cast<std::uint64_t>(group.size() - 1);
   accounts[p].sent = std::move(sent);
 }
@@ -188,7 +190,7 @@ void CollectiveLearner::Impl::finish(FragmentId p, const std::function<void()>& 
     result->reset = true;
   }
   count_bad(merged.refused);
-  check_lr(merged.works);
+  if (group.rank() == 0) warn(merged);
 }
 
 // What becomes of this rank's tokens on the fragment.
@@ -237,18 +239,23 @@ void CollectiveLearner::Impl::count_bad(const std::vector<int>& refused) {
   }
 }
 
-// Ranks whose learning rates stay far apart follow different schedules, or were given different ones.
-void CollectiveLearner::Impl::check_lr(const std::vector<Work>& works) {
+// Ranks that draw the same batches, and ranks whose learning rates stay far apart: what a syncer warns of, too.
+void CollectiveLearner::Impl::warn(const Merged& merged) {
   constexpr double kFactor = 4.0;
   constexpr unsigned kSayAt = 10;  // merges in a row
-  if (works.empty() || group.rank() != 0) return;
+  if (merged.twin && !std::exchange(told_twin, true)) {
+    log(LogLevel::kWarning, rank_text(*merged.twin - 1) + " and " + rank_text(*merged.twin) +
+                                " sent equal contributions: do they train on the same data in the same order?");
+  }
+  if (merged.works.empty()) return;
   const auto less = [](const Work& a, const Work& b) { return a.lr < b.lr; };
-  const auto [low, high] = std::minmax_element(works.begin(), works.end(), less);
+  const auto [low, high] = std::minmax_element(merged.works.begin(), merged.works.end(), less);
   lr_apart = low->lr > 0.0 && high->lr > kFactor * low->lr ? lr_apart + 1 : 0;
   if (lr_apart != kSayAt) return;
-  log(LogLevel::kWarning, rank_text(static_cast<int>(high - works.begin())) + " trains with learning rate " +
-                              std::to_string(high->lr) + ", " + rank_text(static_cast<int>(low - works.begin())) +
-                              " with " + std::to_string(low->lr) + ": do they follow different schedules?");
+  log(LogLevel::kWarning, rank_text(static_cast<int>(high - merged.works.begin())) + " trains with learning rate " +
+                              std::to_string(high->lr) + ", " +
+                              rank_text(static_cast<int>(low - merged.works.begin())) + " with " +
+                              std::to_string(low->lr) + ": do they follow different schedules?");
 }
 
 std::vector<std::vector<std::string>> CollectiveLearner::Impl::names_by_fragment() const {
@@ -335,7 +342,7 @@ bool CollectiveLearner::Impl::load(const CollectiveState& state) {
     accounts[p].from = exact ? saved.from : tokens;
     accounts[p].from_steps = exact ? saved.from_steps : clock;
     if (!exact || !saved.message.defined()) continue;
-    send(p, {{}, numbers->message_from(saved.message), saved.sent_from, saved.sent_to, saved.steps_at_to, saved.staged_at,
+    send(p, {{}, numbers->stage_again(p, saved.message), saved.sent_from, saved.sent_to, saved.steps_at_to, saved.staged_at,
              saved.detached});
   }
   return exact;
@@ -404,7 +411,7 @@ CollectiveStats CollectiveLearner::stats() const {
     const Account& account = self.accounts[p];
     out.tokens_outstanding += self.tokens - account.from;
     if (account.sent && account.sent->detached) out.tokens_outstanding += account.sent->to - account.sent->from;
-    if (account.sent) out.under_way_bytes += self.plan.messages[p].bytes * static_cast<std::uint64_t>(self.plan.ranks + 1);
+    if (account.sent) out.under_way_bytes += self.plan.messages[p].bytes * static_cast<std::uint64_t>(self.plan.ranks);
     out.versions.push_back(self.numbers->version(p));
   }
   return out;
@@ -449,7 +456,7 @@ CollectiveState CollectiveLearner::save() const {
     out.fragments.push_back(self.numbers->save(p));
     CollectiveState::Account saved{account.from, account.from_steps, {}, 0, 0, 0, 0, false};
     if (const auto& sent = account.sent) {
-      saved.message = sent->message.cpu();
+      saved.message = sent->rows[static_cast<std::size_t>(self.plan.rank)].to(at::kCPU, at::kByte, false, true);
       saved.sent_from = sent->from;
       saved.sent_to = sent->to;
       saved.steps_at_to = sent->steps_at_to;

@@ -3,7 +3,7 @@
 // training goes on; overlap_steps later each rank merges what it has gathered, in the order of ranks, makes the same
 // outer step and adopts the result. All ranks have the same bits at the same step, and those of lockstep with a syncer.
 //
-//   boundary: count ─► stage what is due, start its all_gather ─► wait for what was started tau steps ago, merge, adopt
+//   boundary: count ─► stage what is due, start sending it ─► wait for what was started tau steps ago, merge, adopt
 //
 // Every rank calls the constructor, boundary() and load() equally often. A rank that has died, or makes fewer steps, ends
 // the others' wait with a TransportError within the group's timeout; nothing goes on after that. One thread, the training
@@ -41,7 +41,7 @@ struct CollectiveStats {
   std::uint64_t merges = 0, contributions_sent = 0, contributions_merged = 0;
   std::uint64_t tokens_merged = 0, tokens_outstanding = 0;  // of this rank, summed over fragments
   std::map<std::string, std::uint64_t> discarded;           // reason -> tokens
-  std::uint64_t bytes_out = 0, bytes_in = 0;  // payload of the all_gathers: to, and from, the other ranks
+  std::uint64_t bytes_out = 0, bytes_in = 0;  // messages for, and of, the other ranks
   std::uint64_t under_way_bytes = 0;          // messages of all ranks held now
   Seconds waited_s = 0.0;                     // of boundary() for the others
   std::vector<Version> versions;

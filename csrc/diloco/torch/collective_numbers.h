@@ -1,6 +1,6 @@
 // What a rank of a run without a syncer does with numbers, apart from when: stage, merge, outer step, adoption.
 //
-//   stage ─► all_gather (collective.cpp) ─► merge ─► adopt
+//   stage ─► rows go to all ranks (collective.cpp) ─► merge ─► adopt
 //
 // Two bodies. In host memory: the syncer's own functions, screening included (merge/, outer/, learner/mover), whatever
 // device the parameters are on. On the device of the parameters: the dispatcher's operators diloco::* and nothing that
@@ -31,6 +31,7 @@ struct SavedFragment {
 struct Merged {
   std::vector<Work> works;   // by rank
   std::vector<int> refused;  // ranks whose contribution was not finite, or would have made the weights infinite
+  std::optional<int> twin;   // a rank whose contribution is that of the rank before it
 };
 
 class CollectiveNumbers {
@@ -42,10 +43,11 @@ class CollectiveNumbers {
   virtual at::Tensor weights(FragmentId fragment) = 0;
   virtual void begin(FragmentId fragment, const at::Tensor& weights) = 0;
 
-  // The message of this rank: anchor - local as it is now, and the work it stands for.
-  virtual at::Tensor stage(FragmentId fragment, const Work& work) = 0;
-  // Where the messages of all ranks belong. merge() finds them there, and forgets them after adopt().
-  virtual std::vector<at::Tensor> rows(FragmentId fragment) = 0;
+  // Stages this rank's message, anchor - local as it is now and the work it stands for. Returns a row for every rank's
+  // message, this rank's filled; merge() takes the others' from there, adopt() ends with them.
+  virtual std::vector<at::Tensor> stage(FragmentId fragment, const Work& work) = 0;
+  // The same with a message as it was staged in an earlier life, on the CPU.
+  virtual std::vector<at::Tensor> stage_again(FragmentId fragment, const at::Tensor& message) = 0;
   // The next global weights from the messages of all ranks, in the order of ranks. The parameters stay as they are.
   virtual Merged merge(FragmentId fragment) = 0;
   // The parameters take the global weights over. `keep_sent`: rebase counts this rank's message as merged.
@@ -57,8 +59,6 @@ class CollectiveNumbers {
   virtual SavedFragment save(FragmentId fragment) const = 0;
   // Replaces the global weights and puts them into the parameters. The sizes have been checked.
   virtual void load(FragmentId fragment, const SavedFragment& saved) = 0;
-  // A message saved on the CPU, where stage() would have put it.
-  virtual at::Tensor message_from(const at::Tensor& saved) = 0;
 
   virtual void read_anchor(std::uint32_t tensor, float* out) = 0;
   virtual const char* place() const = 0;  // "in host memory", "on cuda:0"

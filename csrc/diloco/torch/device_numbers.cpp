@@ -110,11 +110,12 @@ class DeviceNumbers final : public CollectiveNumbers {
     adopt(p, AdoptFormula::kOverwrite, false);
   }
 
-  at::Tensor stage(FragmentId p, const Work& work) override {
+  std::vector<at::Tensor> stage(FragmentId p, const Work& work) override {
     const Scope scope(device_);
     Fragment& fragment = fragments_[p];
     const FragmentMessage& message = plan_.messages[p];
-    at::Tensor out = zeros(message.bytes);
+    const std::vector<at::Tensor>& rows = take_rows(p);
+    at::Tensor out = rows[static_cast<std::size_t>(plan_.rank)];
     operator_of<ops::fragment_diff>("fragment_diff").call(parameters_of(p), anchors_of(p), out, fragment.offsets, fragment.bf16);
     std::vector<at::Tensor> finite;
     for (const Segment& segment : message.contribution.segments) finite.push_back(at::isfinite(part(out, segment)).all());
@@ -126,13 +127,15 @@ class DeviceNumbers final : public CollectiveNumbers {
     const at::Tensor reals = tail.view(at::kDouble);
     reals.select(0, 2).fill_(work.weight);
     reals.select(0, 3).fill_(work.lr);
-    return out.mul_(fragment.finite.to(at::kByte));  // bytes times 0 or 1: poison travels as nothing, with no weight
+    out.mul_(fragment.finite.to(at::kByte));  // bytes times 0 or 1: poison travels as nothing, with no weight
+    return rows;
   }
 
-  std::vector<at::Tensor> rows(FragmentId p) override {
+  std::vector<at::Tensor> stage_again(FragmentId p, const at::Tensor& message) override {
     const Scope scope(device_);
-    fragments_[p].rows = at::zeros({plan_.ranks, static_cast<std::int64_t>(plan_.messages[p].bytes)}, options()).unbind();
-    return fragments_[p].rows;
+    const std::vector<at::Tensor>& rows = take_rows(p);
+    rows[static_cast<std::size_t>(plan_.rank)].copy_(message);
+    return rows;
   }
 
   Merged merge(FragmentId p) override {
@@ -230,8 +233,6 @@ class DeviceNumbers final : public CollectiveNumbers {
     adopt(p, AdoptFormula::kOverwrite, false);
   }
 
-  at::Tensor message_from(const at::Tensor& saved) override { return saved.to(device_); }
-
   void read_anchor(std::uint32_t tensor, float* out) override {
     const at::Tensor values = anchors_.at(tensor).cpu();
     if (values.numel() > 0) std::memcpy(out, values.data_ptr(), values.nbytes());
@@ -257,6 +258,11 @@ class DeviceNumbers final : public CollectiveNumbers {
 
   at::TensorOptions options() const { return at::TensorOptions().dtype(at::kByte).device(device_); }
   at::Tensor zeros(std::uint64_t bytes) const { return at::zeros({static_cast<std::int64_t>(bytes)}, options()); }
+
+  const std::vector<at::Tensor>& take_rows(FragmentId p) {
+    fragments_[p].rows = at::zeros({plan_.ranks, static_cast<std::int64_t>(plan_.messages[p].bytes)}, options()).unbind();
+    return fragments_[p].rows;
+  }
 
   Fragment fragment_of(FragmentId p) const {
     Fragment fragment;

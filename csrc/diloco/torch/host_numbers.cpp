@@ -1,5 +1,6 @@
 #include <ATen/ops/from_blob.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -16,10 +17,10 @@ namespace {
 
 constexpr std::uint64_t kEpoch = 1;  // versions of a run without a syncer: nobody is ever restarted alone
 
-// A tensor over a buffer, which it keeps alive.
+// A tensor over the first bytes of a buffer, which it keeps alive.
 template <class AnyBuffer>
-at::Tensor tensor_over(const std::shared_ptr<AnyBuffer>& buffer, at::ScalarType dtype) {
-  const auto size = static_cast<std::int64_t>(buffer->size() / c10::elementSize(dtype));
+at::Tensor tensor_over(const std::shared_ptr<AnyBuffer>& buffer, std::uint64_t bytes, at::ScalarType dtype) {
+  const auto size = static_cast<std::int64_t>(bytes / c10::elementSize(dtype));
   return at::from_blob(const_cast<std::byte*>(buffer->data()), {size}, [buffer](void*) {},
                        at::TensorOptions().dtype(dtype));
 }
@@ -44,7 +45,7 @@ class HostNumbers final : public CollectiveNumbers {
     auto buffer = Buffer::make(message(p).anchor.bytes);
     mover_.read_anchor(plan_.layout, message(p).anchor, 0, {buffer->data(), buffer->size()});
     fragments_[p].first = buffer;
-    return tensor_over(buffer, at::kByte);
+    return tensor_over(buffer, buffer->size(), at::kByte);
   }
 
   void begin(FragmentId p, const at::Tensor&) override {
@@ -55,21 +56,18 @@ class HostNumbers final : public CollectiveNumbers {
     take(p, std::move(result.state), result.image.bytes);
   }
 
-  at::Tensor stage(FragmentId p, const Work& work) override {
-    auto buffer = Buffer::make(message(p).bytes);
-    mover_.stage(fragments_[p].contribution, buffer->data());
-    std::memcpy(buffer->data() + message(p).work, &work, sizeof(work));
-    return tensor_over(buffer, at::kByte);
+  std::vector<at::Tensor> stage(FragmentId p, const Work& work) override {
+    take_rows(p);
+    std::byte* mine = fragments_[p].rows[static_cast<std::size_t>(plan_.rank)]->data();
+    mover_.stage(fragments_[p].contribution, mine);
+    std::memcpy(mine + message(p).work, &work, sizeof(work));
+    return row_tensors(p);
   }
 
-  std::vector<at::Tensor> rows(FragmentId p) override {
-    std::vector<at::Tensor> tensors;
-    fragments_[p].rows.clear();
-    for (int rank = 0; rank < plan_.ranks; ++rank) {
-      fragments_[p].rows.push_back(Buffer::make(message(p).bytes));
-      tensors.push_back(tensor_over(fragments_[p].rows.back(), at::kByte));
-    }
-    return tensors;
+  std::vector<at::Tensor> stage_again(FragmentId p, const at::Tensor& saved) override {
+    take_rows(p);
+    std::memcpy(fragments_[p].rows[static_cast<std::size_t>(plan_.rank)]->data(), saved.data_ptr(), saved.nbytes());
+    return row_tensors(p);
   }
 
   Merged merge(FragmentId p) override {
@@ -96,7 +94,7 @@ class HostNumbers final : public CollectiveNumbers {
     action.image = fragment.image;
     if (keep_sent) action.sent = fragment.rows.at(static_cast<std::size_t>(plan_.rank));
     mover_.adopt(action, fragment.image_pieces, fragment.contribution);
-    fragment.rows.clear();
+    give_rows(p);
     fragment.image = nullptr;  // the anchor has it now
   }
 
@@ -111,8 +109,8 @@ class HostNumbers final : public CollectiveNumbers {
 
   SavedFragment save(FragmentId p) const override {
     const FragmentState& state = *fragments_[p].state;
-    SavedFragment saved{tensor_over(state.theta, at::kFloat), {}, state.version.n, state.outer_steps};
-    if (state.outer_state) saved.outer = tensor_over(state.outer_state, at::kFloat);
+    SavedFragment saved{tensor_over(state.theta, state.theta->size(), at::kFloat), {}, state.version.n, state.outer_steps};
+    if (state.outer_state) saved.outer = tensor_over(state.outer_state, state.outer_state->size(), at::kFloat);
     return saved;
   }
 
@@ -127,7 +125,6 @@ class HostNumbers final : public CollectiveNumbers {
     take(p, std::move(state), std::move(image));
   }
 
-  at::Tensor message_from(const at::Tensor& saved) override { return tensor_over(copy_of(saved), at::kByte); }
   void read_anchor(std::uint32_t tensor, float* out) override { mover_.copy_anchor(tensor, out); }
   const char* place() const override { return "in host memory"; }
 
@@ -137,10 +134,34 @@ class HostNumbers final : public CollectiveNumbers {
     std::shared_ptr<const FragmentState> state;
     ConstBufferPtr image;         // of `state`, until it is adopted
     BufferPtr first;              // between weights() and begin()
-    std::vector<BufferPtr> rows;  // messages of all ranks, between rows() and adopt()
+    std::vector<BufferPtr> rows;  // messages of all ranks, between stage() and adopt()
   };
 
   const FragmentMessage& message(FragmentId p) const { return plan_.messages[p]; }
+
+  // Rows are used again: touching fresh memory costs as much as receiving into it. There are as many as were ever under
+  // way at once, each for the largest message.
+  void take_rows(FragmentId p) {
+    give_rows(p);
+    std::uint64_t largest = 0;
+    for (const auto& one : plan_.messages) largest = std::max(largest, one.bytes);
+    for (int rank = 0; rank < plan_.ranks; ++rank) {
+      if (idle_.empty()) idle_.push_back(Buffer::make(largest));
+      fragments_[p].rows.push_back(std::move(idle_.back()));
+      idle_.pop_back();
+    }
+  }
+
+  void give_rows(FragmentId p) {
+    for (BufferPtr& row : fragments_[p].rows) idle_.push_back(std::move(row));
+    fragments_[p].rows.clear();
+  }
+
+  std::vector<at::Tensor> row_tensors(FragmentId p) const {
+    std::vector<at::Tensor> tensors;
+    for (const BufferPtr& row : fragments_[p].rows) tensors.push_back(tensor_over(row, message(p).bytes, at::kByte));
+    return tensors;
+  }
 
   void take(FragmentId p, std::shared_ptr<const FragmentState> state, ConstBufferPtr image) {
     fragments_[p].state = std::move(state);
@@ -166,6 +187,8 @@ class HostNumbers final : public CollectiveNumbers {
       ScreenResult screened = screen(job.in, row->data());
       if (!screened.finite) merged->refused.push_back(rank);
       const double weight = screened.finite ? work.weight : 0.0;
+      const bool moved = std::any_of(screened.norms.begin(), screened.norms.end(), [](double norm) { return norm > 0.0; });
+      if (moved && rank > 0 && screened.norms == job.members.back().norms) merged->twin = rank;
       job.members.push_back({"rank " + std::to_string(rank), row, weight, std::move(screened.norms), nullptr});
     }
     return job;
@@ -174,6 +197,7 @@ class HostNumbers final : public CollectiveNumbers {
   const CollectivePlan plan_;
   Mover mover_;
   std::vector<Fragment> fragments_;
+  std::vector<BufferPtr> idle_;
 };
 
 }  // namespace

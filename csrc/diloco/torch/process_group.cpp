@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "diloco/base/clock.h"
 #include "diloco/base/errors.h"
 
 namespace diloco {
@@ -42,39 +43,45 @@ std::string reason_of(const std::exception_ptr& thrown) {
 }  // namespace
 
 struct Pending::State {
-  c10::intrusive_ptr<c10d::Work> work;
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
   std::vector<at::Tensor> tensors;
   std::string who;
   const char* call;
 };
 
-bool Pending::completed() const { return state_->work->isCompleted(); }
+bool Pending::completed() const {
+  return std::all_of(state_->works.begin(), state_->works.end(), [](const auto& work) { return work->isCompleted(); });
+}
 
 void Pending::wait() const {
-  try {
-    if (state_->work->wait()) return;
-  } catch (...) {
-    fail(state_->who, state_->call, std::current_exception());
+  for (const auto& work : state_->works) {
+    bool done = false;
+    try {
+      done = work->wait();
+    } catch (...) {
+      fail(state_->who, state_->call, std::current_exception());
+    }
+    if (!done) throw TransportError(state_->who + ": " + state_->call + " was aborted");
   }
-  throw TransportError(state_->who + ": " + state_->call + " was aborted");
 }
 
 bool Pending::wait_for(Seconds timeout_s) const {
-  if (completed()) {
-    wait();
-    return true;
+  const TimePoint deadline = monotonic_now() + timeout_s;
+  for (const auto& work : state_->works) {
+    const auto left = static_cast<std::int64_t>((deadline - monotonic_now()) * 1e3);
+    try {
+      if (!work->isCompleted()) work->wait(std::chrono::milliseconds(std::max<std::int64_t>(1, left)));
+    } catch (...) {
+      if (!work->isCompleted()) return false;  // the time is up; else it ended, and wait() below says how
+    }
   }
-  try {
-    state_->work->wait(std::chrono::milliseconds(std::max<std::int64_t>(1, static_cast<std::int64_t>(timeout_s * 1e3))));
-    return true;
-  } catch (...) {
-    if (!completed()) return false;
-    wait();  // it ended, well or badly, while the time ran out
-    return true;
-  }
+  wait();
+  return true;
 }
 
-void Pending::order_after() const { state_->work->synchronize(); }
+void Pending::order_after() const {
+  for (const auto& work : state_->works) work->synchronize();
+}
 
 Collectives::Collectives(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
   if (!group) throw ConfigError("expected a process group that this rank belongs to, got none");
@@ -85,13 +92,18 @@ Collectives::Collectives(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
   who_ = "rank " + std::to_string(rank_) + " of " + std::to_string(size_);
 }
 
+Pending Collectives::pending(std::vector<c10::intrusive_ptr<c10d::Work>> works, std::vector<at::Tensor> tensors,
+                             const char* call) const {
+  return Pending(std::make_shared<Pending::State>(std::move(works), std::move(tensors), who_, call));
+}
+
 Pending Collectives::start_all_reduce(at::Tensor tensor, Reduce op) const {
   std::vector<at::Tensor> tensors{std::move(tensor)};
   c10d::AllreduceOptions options;
   options.reduceOp = op == Reduce::kMin ? c10d::ReduceOp::MIN : c10d::ReduceOp::SUM;
   try {
     auto work = group_->allreduce(tensors, options);
-    return Pending(std::make_shared<Pending::State>(std::move(work), std::move(tensors), who_, "all_reduce"));
+    return pending({std::move(work)}, std::move(tensors), "all_reduce");
   } catch (...) {
     fail(who_, "all_reduce", std::current_exception());
   }
@@ -103,7 +115,7 @@ Pending Collectives::start_broadcast(at::Tensor tensor, int root) const {
   options.rootRank = root;
   try {
     auto work = group_->broadcast(tensors, options);
-    return Pending(std::make_shared<Pending::State>(std::move(work), std::move(tensors), who_, "broadcast"));
+    return pending({std::move(work)}, std::move(tensors), "broadcast");
   } catch (...) {
     fail(who_, "broadcast", std::current_exception());
   }
@@ -125,10 +137,29 @@ Pending Collectives::start_all_gather(std::vector<at::Tensor> out, at::Tensor in
     auto work = group_->allgather(rows, inputs);
     std::vector<at::Tensor> kept = std::move(rows[0]);
     kept.push_back(std::move(inputs[0]));
-    return Pending(std::make_shared<Pending::State>(std::move(work), std::move(kept), who_, "all_gather"));
+    return pending({std::move(work)}, std::move(kept), "all_gather");
   } catch (...) {
     fail(who_, "all_gather", std::current_exception());
   }
+}
+
+Pending Collectives::start_exchange(std::vector<at::Tensor> rows) const {
+  if (rows.size() != static_cast<std::size_t>(size_)) {
+    throw ConfigError("exchange: expected one tensor for each of " + std::to_string(size_) + " ranks, got " +
+                      std::to_string(rows.size()));
+  }
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  try {
+    for (int rank = 0; rank < size_; ++rank) {
+      std::vector<at::Tensor> row{rows[static_cast<std::size_t>(rank)]};
+      c10d::BroadcastOptions options;
+      options.rootRank = rank;
+      works.push_back(group_->broadcast(row, options));
+    }
+  } catch (...) {
+    fail(who_, "exchange", std::current_exception());
+  }
+  return pending(std::move(works), std::move(rows), "exchange");
 }
 
 }  // namespace diloco

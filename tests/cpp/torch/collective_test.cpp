@@ -142,8 +142,8 @@ TEST(CollectiveLearner, StagingWaitsForNobodyAndAdoptionIsLater) {
   auto& learner = *job.ranks[0].learner;
   const std::size_t before = job.ranks[0].group->calls.size();
   for (int step = 1; step <= 3; ++step) EXPECT_EQ(learner.boundary({10, 0.0}).adopted, 0u);  // alone
-  ASSERT_EQ(job.ranks[0].group->calls.size(), before + 1);
-  EXPECT_EQ(job.ranks[0].group->calls.back().op, "all_gather");
+  ASSERT_EQ(job.ranks[0].group->calls.size(), before + 2);  // a broadcast from each rank
+  EXPECT_EQ(job.ranks[0].group->calls.back().op, "broadcast");
   EXPECT_FALSE(job.ranks[0].group->calls.back().work->isCompleted());
   EXPECT_GT(learner.stats().under_way_bytes, 0u);
   for (int step = 1; step <= 2; ++step) job.ranks[1].learner->boundary({10, 0.0});
@@ -174,6 +174,7 @@ TEST(CollectiveLearner, OnADeviceTheHostNeverWaits) {
     for (const auto& call : rank.group->calls) {
       EXPECT_EQ(call.work->host_waits, 0) << call.op;
       EXPECT_EQ(call.dtype, at::kByte);
+      EXPECT_EQ(call.op, &call < &rank.group->calls[1] ? "broadcast" : "all_gather");
       stream_waits += call.work->stream_waits;
     }
     EXPECT_EQ(stream_waits, 4);  // the first weights, and one for each merge
@@ -221,6 +222,20 @@ TEST(CollectiveLearner, Rank0WarnsOnceOfLearningRatesThatStayFarApart) {
   ASSERT_EQ(job.ranks[0].log.size(), 1u);
   EXPECT_TRUE(job.ranks[0].log[0].starts_with("rank 1 trains with learning rate 0.5")) << job.ranks[0].log[0];
   EXPECT_TRUE(job.ranks[1].log.empty());
+}
+
+TEST(CollectiveLearner, Rank0WarnsOnceOfEqualContributions) {
+  Job job(with(kPlain, {{"sync_every", "1"}, {"overlap_steps", "0"}}));
+  job.start();
+  job.each([&](Job::Rank& rank) {
+    rank.log.clear();
+    for (int i = 0; i < 3; ++i) {
+      rank.learner->boundary({10, 0.1});  // equal, but for nothing: nobody has moved
+      rank.matrix.add_(1.0f);
+    }
+  });
+  ASSERT_EQ(job.ranks[0].log.size(), 1u);
+  EXPECT_TRUE(job.ranks[0].log[0].starts_with("rank 0 and rank 1 sent equal contributions")) << job.ranks[0].log[0];
 }
 
 TEST(CollectiveLearner, ADisagreementIsRefusedOnAllRanks) {

@@ -49,6 +49,20 @@ TEST(Collectives, ReduceBroadcastAndGather) {
   EXPECT_TRUE(at::equal(same, rows));
 }
 
+TEST(Collectives, ExchangeGathersInPlace) {
+  Two two;
+  const at::Tensor all = at::arange(4.0f).reshape({2, 2}), a = all.clone(), b = all.clone();
+  a[1].zero_();
+  b[0].zero_();
+  const Pending first = two.a.start_exchange(a.unbind());
+  EXPECT_FALSE(first.wait_for(0.01));
+  two.b.start_exchange(b.unbind()).wait();
+  EXPECT_TRUE(first.wait_for(0.01));
+  EXPECT_TRUE(at::equal(a, all));
+  EXPECT_TRUE(at::equal(b, all));
+  EXPECT_THROW(two.a.start_exchange({at::zeros({1})}), ConfigError);
+}
+
 TEST(Collectives, StartingDoesNotWait) {
   Two two;
   const Pending mine = two.a.start_all_reduce(at::ones({1}), Reduce::kSum);
