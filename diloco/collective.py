@@ -123,6 +123,7 @@ class CollectiveLearner(Learner):
         stopped. On another number of ranks, or with another rank's state, it goes on from the global weights, and work
         that was not merged yet is dropped. ValueError, on all ranks, if the states are not of one step."""
         exact = self._native.load(state)
+        self._write_log()
         if not exact:
             logger.warning(
                 "[%s] the state of rank %d of %d is loaded on rank %d of %d: training goes on from the global weights "

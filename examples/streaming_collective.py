@@ -1,7 +1,7 @@
 """Streaming DiLoCo without a syncer: torchrun --nproc-per-node 2 examples/streaming_collective.py
 
-The ranks of one torchrun job are the learners. Each trains on its own data; fragments of the model are gathered from all
-ranks while training goes on, and merged one step later. Started without torchrun it starts torchrun on itself.
+The ranks of one torchrun job are the learners, each with its own data. Fragments of the model travel to all ranks while
+training goes on, and are merged one step later. Started without torchrun it starts torchrun on itself.
 """
 
 import argparse
@@ -89,9 +89,10 @@ def train(steps: int) -> None:
     stats = optimizer.stats()
     optimizer.close()
     first, last = sum(losses[:20]) / 20, sum(losses[-20:]) / 20
+    mib = stats["bytes_out"] / 2**20
     print(
-        f"rank {rank}: {stats['merges']} merges of {stats['ranks']} members, {stats['bytes_out'] / 2**20:.2f} MiB to the "
-        f"others, {stats['blocked_s']:.3f} s inside diloco; loss of the first 20 steps {first:.3f}, of the last {last:.3f}",
+        f"rank {rank}: {stats['merges']} merges of {stats['ranks']} members, {mib:.2f} MiB sent, "
+        f"{stats['blocked_s']:.3f} s inside diloco; loss of the first 20 steps {first:.3f}, of the last 20 {last:.3f}",
         flush=True,
     )
     assert stats["merges"] >= 5 and stats["ranks"] >= 2, stats

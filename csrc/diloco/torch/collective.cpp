@@ -53,6 +53,7 @@ struct CollectiveLearner::Impl {
   void warn(const Merged& merged);
   bool load(const CollectiveState& state);
   std::string unfit(const CollectiveState& state) const;
+  static std::string weights_of(const CollectiveState& state);
   std::vector<std::vector<std::string>> names_by_fragment() const;
   void discard(DiscardReason reason, std::uint64_t from, std::uint64_t to) {
     if (to > from) discarded[reason_name(reason)] += to - from;
@@ -295,32 +296,40 @@ std::string CollectiveLearner::Impl::unfit(const CollectiveState& state) const {
   return {};
 }
 
-bool CollectiveLearner::Impl::load(const CollectiveState& state) {
-  // A line each of: what is wrong, whether it is this rank's own, and what must be equal.
-  std::string problem = unfit(state);
-  const bool own = state.rank == group.rank() && state.ranks == group.size();
-  std::string moment = "step " + std::to_string(state.clock);
-  if (problem.empty()) {
-    std::uint64_t sum = 0;
-    for (const auto& saved : state.fragments) {
-      for (const at::Tensor& tensor : {saved.theta, saved.outer}) {
-        if (!tensor.defined()) continue;
-        sum = sum * 31 + checksum({static_cast<const std::byte*>(tensor.data_ptr()), tensor.nbytes()});
-      }
-      sum = sum * 31 + saved.n;
+std::string CollectiveLearner::Impl::weights_of(const CollectiveState& state) {
+  std::uint64_t sum = 0;
+  for (const auto& saved : state.fragments) {
+    for (const at::Tensor& tensor : {saved.theta, saved.outer}) {
+      if (!tensor.defined()) continue;
+      sum = sum * 31 + checksum({static_cast<const std::byte*>(tensor.data_ptr()), tensor.nbytes()});
     }
-    moment += ", weights " + std::to_string(sum);
+    sum = sum * 31 + saved.n;
   }
-  const auto texts = exchange_texts(control, (own ? "own " : "not ") + (problem.empty() ? moment : "!" + problem));
+  return std::to_string(sum);
+}
+
+bool CollectiveLearner::Impl::load(const CollectiveState& state) {
+  // Each rank tells: "o" if the state is its own, the step, and the weights or, after a "!", what is wrong.
+  const bool own = state.rank == group.rank() && state.ranks == group.size();
+  const std::string problem = unfit(state);
+  const auto texts = exchange_texts(control, std::string(own ? "o " : "x ") + std::to_string(state.clock) + " " +
+                                                 (problem.empty() ? weights_of(state) : "!" + problem));
   bool exact = true;
+  std::string first_step, first_weights;
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
-    const std::string text = texts[rank].substr(4);
-    if (text.starts_with('!')) throw ConfigError(rank_text(static_cast<int>(rank)) + ": " + text.substr(1));
-    if (text != texts[0].substr(4)) {
-      throw ConfigError(rank_text(static_cast<int>(rank)) + " loads a state of " + text + ", rank 0 one of " +
-                        texts[0].substr(4) + "; load what all ranks saved at the same step");
+    const auto blank = texts[rank].find(' ', 2);
+    const std::string step = texts[rank].substr(2, blank - 2), weights = texts[rank].substr(blank + 1);
+    const std::string name = rank_text(static_cast<int>(rank));
+    if (weights.starts_with('!')) throw ConfigError(name + ": " + weights.substr(1));
+    if (rank == 0) first_step = step, first_weights = weights;
+    if (weights != first_weights) {
+      throw ConfigError(name + " loads other global weights (step " + step + ") than rank 0 (step " + first_step +
+                        "); load what all ranks saved at the same step");
     }
-    exact = exact && texts[rank].starts_with("own");
+    if (step != first_step) {  // so it is where GradScaler has skipped a step on some ranks
+      log(LogLevel::kWarning, name + " goes on from its step " + step + ", rank 0 from step " + first_step);
+    }
+    exact = exact && texts[rank].starts_with("o");
   }
 
   for (Account& account : accounts) {
@@ -328,7 +337,7 @@ bool CollectiveLearner::Impl::load(const CollectiveState& state) {
     account = {};
   }
   for (FragmentId p = 0; p < plan.size(); ++p) numbers->load(p, state.fragments[p]);
-  clock = state.clock;
+  clock = exact ? state.clock : std::stoull(first_step);
   merges = state.merges;
   tokens = exact ? state.tokens : 0;
   contributions_sent = exact ? state.contributions_sent : 0;

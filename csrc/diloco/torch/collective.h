@@ -95,7 +95,7 @@ class CollectiveLearner {
   // All ranks. True if this rank goes on exactly where `state` was saved: as many ranks, each with its own state; the
   // parameters, which hold the global weights now, are the caller's to restore. False: the global weights, the outer
   // state and the clock are the saved ones, all other work is dropped. Throws ConfigError, on all ranks, if the states
-  // are not of one moment or not of this model and plan.
+  // have different global weights or are not of this model and plan.
   bool load(const CollectiveState& state);
 
  private:
