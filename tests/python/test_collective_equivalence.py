@@ -44,13 +44,26 @@ RUNS: dict[str, dict[str, Any]] = {
         "adopt": "blend",
     },
 }
+# Weights come down as bf16 then, and theta is more than what the learners hold.
+BF16 = {
+    "bf16_parameters": {"mode": "lockstep", "sync_every": 4, "num_fragments": 2, "overlap_steps": 1, "outer_lr": 0.7}
+}
 TOKENS = (16, 40)  # learners of unequal weight
+
+
+def give_gradients(model: nn.Module, step: int) -> None:
+    if next(model.parameters()).dtype == torch.float32:
+        loss_of(model, step).backward()
+        return
+    for index, parameter in enumerate(model.parameters()):
+        generator = torch.Generator().manual_seed(1000 * index + step)
+        parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
 
 
 def train(model: nn.Module, opt: Any, index: int) -> dict[str, Any]:
     for step in range(1, STEPS + 1):
         opt.zero_grad()
-        loss_of(model, 100 * index + step).backward()
+        give_gradients(model, 100 * index + step)
         opt.add_tokens(TOKENS[index])
         opt.step()
     stats: dict[str, Any] = opt.stats()
@@ -60,8 +73,8 @@ def train(model: nn.Module, opt: Any, index: int) -> dict[str, Any]:
 Result = tuple[list[nn.Module], list[dict[str, Any]], list[dict[str, torch.Tensor]]]
 
 
-def with_syncer(settings: dict[str, Any]) -> Result:
-    models: list[nn.Module] = [small_model(), small_model()]
+def with_syncer(settings: dict[str, Any], dtype: torch.dtype) -> Result:
+    models: list[nn.Module] = [small_model().to(dtype), small_model().to(dtype)]
     with diloco.Syncer(**settings, min_quorum=2, grace="none", shutdown_s=0.5) as syncer:
         optimizers = [
             diloco.DiLoCoOptimizer(
@@ -82,8 +95,8 @@ def with_syncer(settings: dict[str, Any]) -> Result:
     return models, stats, weights
 
 
-def without_syncer(settings: dict[str, Any]) -> Result:
-    models: list[nn.Module] = [small_model(), small_model()]
+def without_syncer(settings: dict[str, Any], dtype: torch.dtype = torch.float32) -> Result:
+    models: list[nn.Module] = [small_model().to(dtype), small_model().to(dtype)]
     optimizers = wrap_all(models, **settings)
     stats = on_all(2, lambda index: train(models[index], optimizers[index], index))
     weights = [opt.learner.anchor_state_dict() for opt in optimizers]
@@ -92,10 +105,11 @@ def without_syncer(settings: dict[str, Any]) -> Result:
     return models, stats, weights
 
 
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", [*RUNS, *BF16])
 def test_equal_to_lockstep_with_a_syncer(run: str) -> None:
-    theirs, their_stats, their_weights = with_syncer(RUNS[run])
-    ours, our_stats, our_weights = without_syncer(RUNS[run])
+    settings, dtype = (BF16[run], torch.bfloat16) if run in BF16 else (RUNS[run], torch.float32)
+    theirs, their_stats, their_weights = with_syncer(settings, dtype)
+    ours, our_stats, our_weights = without_syncer(settings, dtype)
     merged = [stats["contributions_merged"] for stats in our_stats]
     assert merged == [stats["contributions_merged"] for stats in their_stats]
     assert min(merged) >= 4
