@@ -2,7 +2,7 @@
 
 Ranks are processes on this machine over Gloo. For each setting, in ms, medians over the syncs: the boundary that stages
 and the one after it, which waits for what is left of the all_gather, merges, makes the outer step and adopts. Nobody
-trains meanwhile, so the wait is the whole transfer. Then an all_reduce of as many values, alone.
+trains meanwhile, so the wait is the whole transfer. Then an all_reduce and an all_gather of as many values, alone.
 """
 
 from __future__ import annotations
@@ -67,9 +67,15 @@ def run(rank: int, ranks: int, million: int, store: str) -> None:
             print(f"{name:10}  out {out:6.1f} MiB  stage {stage:6.1f}  wait {wait:6.1f}  merge and adopt {merge:6.1f}")
     for dtype in (torch.float32, torch.bfloat16):
         values = torch.zeros(weight.numel(), dtype=dtype)
-        alone = statistics.median(timed(lambda values=values: distributed.all_reduce(values)) for _ in range(SYNCS))
-        if rank == 0:
-            print(f"all_reduce alone, {dtype}: {alone:7.1f}")
+        rows = [torch.zeros_like(values) for _ in range(ranks)]
+        calls = {
+            "all_reduce": lambda values=values: distributed.all_reduce(values),
+            "all_gather": lambda values=values, rows=rows: distributed.all_gather(rows, values),
+        }
+        for name, call in calls.items():
+            alone = statistics.median(timed(call) for _ in range(SYNCS))
+            if rank == 0:
+                print(f"{name} alone, {dtype}: {alone:7.1f}")
     distributed.destroy_process_group()
 
 
