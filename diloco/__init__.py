@@ -7,6 +7,7 @@ Use in training code::
 
 from diloco import logs
 from diloco._native import __version__
+from diloco.collective import CollectiveDiLoCoOptimizer, CollectiveLearner
 from diloco.explain import Explanation, explain
 from diloco.learner import Learner, StepResult
 from diloco.optimizer import DiLoCoOptimizer
@@ -16,6 +17,8 @@ from diloco.status import status
 from diloco.syncer import Syncer
 
 __all__ = [
+    "CollectiveDiLoCoOptimizer",
+    "CollectiveLearner",
     "DiLoCoOptimizer",
     "Explanation",
     "Learner",

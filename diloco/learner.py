@@ -71,10 +71,7 @@ class Learner:
         **settings: config.SettingValue,
     ) -> None:
         named_parameters = repeatable(named_parameters)
-        parameters = collect(named_parameters)
-        if not parameters:
-            raise ValueError("nothing to synchronise: no parameter requires grad; unfreeze what is to be trained first")
-        notice_buffers(named_parameters)
+        parameters = _trainable(named_parameters)
         self._start(
             named_parameters,
             parameters,
@@ -115,22 +112,10 @@ class Learner:
         from_environment = texts.pop("run_id", "")
         staging_bytes = int(texts.pop("staging_bytes", "0"))
         self._syncer = config.argument(syncer, "DILOCO_SYNCER", config.DEFAULT_SYNCER)
-        self._parameters = parameters
         learner_id = config.argument(learner_id, "DILOCO_LEARNER_ID", config.default_learner_id())
         self._island = member = make_island(island, parameters, learner_id, texts)
         self.rank, self.ranks = (member.rank, member.ranks) if member else (0, 1)
-        self._views = [parameter for parameter in parameters if parameter.real is not parameter.tensor]
-        self._watch = Watch(model, parameters)
-        self._before = _resume.Counters()
-        self._recent: deque[int] = deque(maxlen=_STEPS_KEPT)  # token counts of the last steps
-        self._carried: list[Tensor] = []  # resets that resuming brought, for the next step to tell
-        self.closed = False  # also in a forked child, where it cannot be used
-        self._pid = os.getpid()
-        self._calls: deque[float] = deque(maxlen=_CALLS_KEPT)
-        self._blocked_s = self._longest_s = 0.0
-        self._blocked_calls = 0
-        self._joining_s = self._catching_up_s = self._closing_s = 0.0
-        self._ended: float | None = None
+        self._prepare(model, parameters)
         self._c = _C.Learner(
             parameters=[(p.name, p.real, p.aliases) for p in parameters],
             syncer=self._syncer,
@@ -151,6 +136,22 @@ class Learner:
             self._c.close(0.0)
             raise
         warn_of_late_loads(model, self)
+
+    def _prepare(self, model: Named, parameters: list[Parameter]) -> None:
+        """All there is but the native learner."""
+        self._parameters = parameters
+        self._views = [parameter for parameter in parameters if parameter.real is not parameter.tensor]
+        self._watch = Watch(model, parameters)
+        self._before = _resume.Counters()
+        self._recent: deque[int] = deque(maxlen=_STEPS_KEPT)  # token counts of the last steps
+        self._carried: list[Tensor] = []  # resets that resuming brought, for the next step to tell
+        self.closed = False  # also in a forked child, where it cannot be used
+        self._pid = os.getpid()
+        self._calls: deque[float] = deque(maxlen=_CALLS_KEPT)
+        self._blocked_s = self._longest_s = 0.0
+        self._blocked_calls = 0
+        self._joining_s = self._catching_up_s = self._closing_s = 0.0
+        self._ended: float | None = None
 
     @property
     def incarnation(self) -> str:
@@ -225,14 +226,19 @@ class Learner:
 
         `total_steps` and `total_tokens` include the lives a loaded state came from. The keys are always the same.
         """
-        stats = self._c.stats()
-        self._write_log()
         return {
             "learner_id": self.learner_id,
             "incarnation": self.incarnation,
             "syncer": self._syncer,
             "rank": self.rank,
             "ranks": self.ranks,
+            **self._counts(),
+        }
+
+    def _counts(self) -> dict[str, Any]:
+        stats = self._c.stats()
+        self._write_log()
+        return {
             **stats,
             "total_steps": stats["steps"] + self._before.steps,
             "total_tokens": stats["tokens"] + self._before.tokens,
@@ -242,12 +248,15 @@ class Learner:
             "goodput": self._goodput(stats),
         }
 
+    def _waited_s(self, stats: dict[str, Any]) -> float:
+        return float(stats["hold_s"] + stats["rank_waits_s"])
+
     def _goodput(self, stats: dict[str, Any]) -> dict[str, float]:
         return goodput(
             wall_s=(self._ended or time.perf_counter()) - self._began,
             catching_up_s=self._catching_up_s,
             boundaries_s=self._blocked_s - self._joining_s,
-            hold_s=stats["hold_s"] + stats["rank_waits_s"],
+            hold_s=self._waited_s(stats),
             closing_s=self._closing_s,
             lost=lost_share(stats),
         )
@@ -341,6 +350,14 @@ class Learner:
             logger.log(getattr(logging, level), "[%s] %s", self.learner_id, text)
 
 
+def _trainable(model: Named) -> list[Parameter]:
+    parameters = collect(model)
+    if not parameters:
+        raise ValueError("nothing to synchronise: no parameter requires grad; unfreeze what is to be trained first")
+    notice_buffers(model)
+    return parameters
+
+
 def _token_count(tokens: Any) -> int:
     try:
         count = int(tokens)
@@ -359,7 +376,7 @@ def disconnected_stats(steps: int, tokens: int) -> dict[str, Any]:
             *("epoch", "steps", "tokens", "clock", "run_clock", "run_tokens", "adoptions", "contributions_sent"),
             *("contributions_merged", "reconnects", "tokens_merged", "tokens_outstanding", "staged_bytes"),
             *("sent_image_bytes", "arriving_bytes", "bytes_in", "bytes_out", "malformed_frames", "blocked_calls"),
-            *("rank", "ranks", "rank_exchanges", "rank_waits", "rank_waits_s", "rank_waits_longest_s"),
+            *("rank", "ranks", "rank_exchanges", "rank_waits"),
         ],
         0,
     )
@@ -372,5 +389,6 @@ def disconnected_stats(steps: int, tokens: int) -> dict[str, Any]:
         "total_steps": steps,
         "total_tokens": tokens,
         **dict.fromkeys(("blocked_s", "blocked_longest_s", "stage_s", "adopt_s", "hold_s"), 0.0),
+        **dict.fromkeys(("rank_waits_s", "rank_waits_longest_s"), 0.0),
         "goodput": goodput(0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
     }

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -15,42 +14,10 @@
 #include "diloco/learner/learner.h"
 #include "diloco/torch/parameter_store.h"
 #include "diloco/torch/rank_group.h"
+#include "training_side.h"
 
 namespace diloco::bindings {
 namespace {
-
-// Log lines wait here until Python asks for them: nothing the C++ side holds refers to a Python object, so neither a
-// thread nor a destructor ever needs the interpreter.
-class LogQueue {
- public:
-  void push(LogLevel level, const std::string& text) {
-    const std::lock_guard lock(mutex_);
-    if (lines_.size() < kMost) lines_.emplace_back(level_name(level), text);
-  }
-  bool empty() {
-    const std::lock_guard lock(mutex_);
-    return lines_.empty();
-  }
-  std::vector<std::pair<std::string, std::string>> take() {
-    const std::lock_guard lock(mutex_);
-    return std::exchange(lines_, {});
-  }
-
- private:
-  static constexpr std::size_t kMost = 1000;
-  std::mutex mutex_;
-  std::vector<std::pair<std::string, std::string>> lines_;
-};
-
-// Called now and then while the training thread waits; what it raises (KeyboardInterrupt) ends the wait.
-std::function<void()> callback_with_gil(const py::object& while_waiting) {
-  if (while_waiting.is_none()) return {};
-  return [callback = while_waiting.ptr()] {  // borrowed: the caller's argument outlives the call
-    const py::gil_scoped_acquire gil;
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    py::reinterpret_borrow<py::object>(callback)();
-  };
-}
 
 // One of several processes that are a learner together; the process groups are its own and on the CPU.
 struct PyIsland {
@@ -89,14 +56,11 @@ class ProfilerRanges final : public PhaseObserver {
   std::optional<at::RecordFunction> range_;
 };
 
-using PyParameter = std::tuple<std::string, at::Tensor, std::vector<std::string>>;
-
 class PyLearner {
  public:
   PyLearner(const std::vector<PyParameter>& parameters, LearnerOptions options, const PyIsland* island)
       : log_(std::make_shared<LogQueue>()), pid_(getpid()) {
-    std::vector<NamedParameter> named;
-    for (const auto& [name, tensor, aliases] : parameters) named.push_back({name, tensor, aliases});
+    std::vector<NamedParameter> named = named_parameters(parameters);
     options.phases = std::make_shared<ProfilerRanges>();
     options.log = [log = log_](LogLevel level, const std::string& text) { log->push(level, text); };
     const py::gil_scoped_release release;

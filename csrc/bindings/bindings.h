@@ -26,6 +26,7 @@ void bind_settings(py::module_& m);
 void bind_plan(py::module_& m);
 void bind_doctor(py::module_& m);
 void bind_learner(py::module_& m);
+void bind_collective(py::module_& m);
 void bind_syncer(py::module_& m);
 void bind_cluster(py::module_& m);
 void bind_simulate(py::module_& m);
