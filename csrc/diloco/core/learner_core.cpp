@@ -84,19 +84,26 @@ std::vector<LearnerAction> LearnerCore::Impl::handle(const LearnerEvent& event, 
 
 void LearnerCore::Impl::on_time() {
   if (closed) return;
-  if (closing) {
-    const bool flushed = std::all_of(links.begin(), links.end(),
-                                     [](const ShardLink& link) { return !link.up() || link.uplink.idle(); });
-    if (!flushed && now < *closing) return;
-    for (auto& link : links) {
-      if (link.up()) send(link, Channel::kControl, MessageType::kGoodbye, {});
-    }
-    closed = true;
-    actions.push_back(Closed{});
-    return;
-  }
+  if (closing) return leave_politely();
   if (rejected || gave_up || give_up()) return;
   for (auto& link : links) on_time(link);
+}
+
+// Everything that was sent goes out, then GOODBYE; then the syncer closes the connections. If this side did, the end of the
+// bulk connection might overtake the GOODBYE on the other.
+void LearnerCore::Impl::leave_politely() {
+  const bool late = now >= *closing;
+  const bool flushed = std::all_of(links.begin(), links.end(),
+                                   [](const ShardLink& link) { return !link.up() || link.uplink.idle(); });
+  if (!said_goodbye && !flushed && !late) return;
+  for (auto& link : links) {
+    if (!said_goodbye && link.up()) send(link, Channel::kControl, MessageType::kGoodbye, {});
+  }
+  said_goodbye = true;
+  const bool alone = std::none_of(links.begin(), links.end(), [](const ShardLink& link) { return link.up(); });
+  if (!alone && !late) return;
+  closed = true;
+  actions.push_back(Closed{});
 }
 
 void LearnerCore::Impl::on_time(ShardLink& link) {

@@ -161,6 +161,7 @@ struct LearnerCore::Impl {
   // learner_core.cpp
   void on_time();
   void on_time(ShardLink& link);
+  void leave_politely();
   bool give_up();
   const char* state() const;
 
@@ -227,6 +228,7 @@ struct LearnerCore::Impl {
   std::uint64_t run_tokens = 0;
   bool holding = false;
   std::optional<TimePoint> closing;
+  bool said_goodbye = false;
   bool closed = false;
   std::uint64_t adoptions = 0, contributions_sent = 0, contributions_merged = 0, tokens_merged = 0;
 };

@@ -120,7 +120,7 @@ void LearnerCore::Impl::lose(ShardLink& link, const std::string& why, bool at_on
   const double jitter = static_cast<double>(options.random() % 1024) / 1024.0;
   link.retry_at = at_once && link.failures == 0 ? now : now + back_off * (0.5 + 0.5 * jitter);
   ++link.failures;
-  if (!link.told_away) {
+  if (!link.told_away && !closing) {
     link.told_away = true;
     const char* meanwhile = settings.mode == Mode::kLockstep ? "in lockstep training waits for it"
                                                              : "training goes on locally";
