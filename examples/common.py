@@ -60,6 +60,15 @@ class Run:
             time.sleep(0.01)
         self._console = Console()  # speed counts from here
 
+    def _keep_together(self, step: int) -> None:
+        """For the same reason: steps this small would be over on one learner before they began on the other."""
+        deadline = time.monotonic() + 30
+        while self._others and time.monotonic() < deadline:
+            rows = diloco.status(self.syncer, timeout_s=60)["learners"]
+            if all(row["step"] >= step - 10 or row["state"] == "gone" for row in rows):
+                return
+            time.sleep(0.01)
+
     def report(self, loss: float, stats: Mapping[str, Any] | None = None) -> None:
         """After each step; prints every tenth and the last."""
         self._losses.append(loss)
@@ -67,6 +76,7 @@ class Run:
         if step % 10 == 0 or step == self.steps:
             line = self._console.line(step, loss, stats) if stats else f"step: {step:4d}  loss: {loss:7.4f}"
             print(f"[{self.learner_id}] {line}", flush=True)
+            self._keep_together(step)
         if self._file and step == self.steps:
             self._file.write_text("\n".join(map(str, self._losses)))
 

@@ -1,4 +1,5 @@
-"""Streaming DiLoCo without a syncer: torchrun --nproc-per-node 2 examples/streaming_collective.py
+"""Streaming DiLoCo without a syncer: python examples/streaming_collective.py, or
+torchrun --nproc-per-node 2 examples/streaming_collective.py
 
 The ranks of one torchrun job are the learners, each with its own data. Fragments of the model travel to all ranks while
 training goes on, and are merged one step later. Started without torchrun it starts torchrun on itself.

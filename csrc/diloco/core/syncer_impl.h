@@ -12,6 +12,7 @@
 //   syncer_probe.cpp      what `diloco doctor` measures
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <set>
@@ -127,6 +128,10 @@ struct Session {
   std::map<FragmentId, std::uint64_t> delivered_at_byte;  // first lane: downlink byte at which the fragment's last image ends
 
   bool island() const { return ranks > 1; }
+  std::size_t lanes_bound() const {
+    return static_cast<std::size_t>(
+        std::count_if(lanes.begin(), lanes.end(), [](const BulkLane& lane) { return lane.peer != 0; }));
+  }
   ReceiverCredit& uplink_credit() { return lanes.front().uplink_credit; }
 };
 
