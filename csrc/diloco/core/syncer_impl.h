@@ -106,6 +106,7 @@ struct Session {
   // Islands: newest version sent of each fragment. The next one is sent when this one has been adopted, so that all ranks
   // adopt the same.
   std::vector<Version> sent;
+  std::set<FragmentId> held_back;          // a newer one waits for that
   Account* account = nullptr;
   Liveness liveness;
 
