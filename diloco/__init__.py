@@ -7,14 +7,18 @@ Use in training code::
 
 from diloco import logs
 from diloco._native import __version__
+from diloco.collective import CollectiveDiLoCoOptimizer, CollectiveLearner
 from diloco.explain import Explanation, explain
 from diloco.learner import Learner, StepResult
 from diloco.optimizer import DiLoCoOptimizer
 from diloco.parameters import shard_seed
+from diloco.sigterm import leave_on_sigterm
 from diloco.status import status
 from diloco.syncer import Syncer
 
 __all__ = [
+    "CollectiveDiLoCoOptimizer",
+    "CollectiveLearner",
     "DiLoCoOptimizer",
     "Explanation",
     "Learner",
@@ -22,6 +26,7 @@ __all__ = [
     "Syncer",
     "__version__",
     "explain",
+    "leave_on_sigterm",
     "logs",
     "shard_seed",
     "status",

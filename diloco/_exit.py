@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 from weakref import WeakSet
 
@@ -15,6 +17,7 @@ class Closeable(Protocol):
 
 class ClosesInChild(Closeable, Protocol):
     def _after_fork(self) -> None: ...
+    def close(self, flush_s: float) -> None: ...
 
 
 _learners: WeakSet[ClosesInChild] = WeakSet()
@@ -39,13 +42,26 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+def close_learners(flush_s: Callable[[], float]) -> None:
+    """Closes every open learner; `flush_s` says how long the next one may take."""
+    for learner in list(_learners):
+        with _carefully():
+            learner.close(flush_s())
+
+
 @atexit.register
 def _close_all() -> None:
     for group in (_learners, _syncers):
         for thing in list(group):
-            try:
+            with _carefully():
                 thing._close_at_exit()
-            except Exception as error:  # the exit status must stay what the program made it
-                from diloco._errors import logger
 
-                logger.warning("while closing at exit: %s", error)
+
+@contextmanager
+def _carefully() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the exit status must stay what the program made it
+        from diloco._errors import logger
+
+        logger.warning("while closing at exit: %s", error)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from diloco._saved import save_together
-
 if TYPE_CHECKING:
     from diloco.optimizer import DiLoCoOptimizer
 
@@ -19,11 +17,8 @@ class OuterState:
         self._full = full
 
     def state_dict(self) -> dict[str, Any]:
-        learner = self._optimizer._learner
-        if learner is None:
-            return self._optimizer._outer_state_dict()
         # Loading writes into the tensors that this gives: not into the model's own, before anything has been checked.
-        return save_together(learner, self._optimizer._pending_tokens, full=self._full)
+        return self._optimizer._outer_state_together(self._full)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._optimizer._load_outer_state_dict(state_dict)

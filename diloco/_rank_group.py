@@ -29,7 +29,7 @@ class Meeting:
 
     def __init__(self, group: ProcessGroup) -> None:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self._timeout = _timeout_of(group)
+        self._timeout = timeout_of(group)
         members = dist.get_process_group_ranks(group)
         self._store = PrefixStore("diloco/" + "_".join(map(str, members)), _job_store())
         name = self._call() if self.rank == 0 else self._answer()
@@ -63,10 +63,8 @@ class Meeting:
     def _patience(self) -> _Patience:
         return _Patience(self._timeout.total_seconds())
 
-    def group(self, name: str, members: Sequence[int]) -> ProcessGroup | None:
-        """Of those ranks, which alone call this; None for the others, and for a single one."""
-        if self.rank not in members or len(members) == 1:
-            return None
+    def group(self, name: str, members: Sequence[int]) -> ProcessGroup:
+        """Of those of the ranks, which alone call this, with the timeout of the group they met for."""
         store, rank = PrefixStore(name, self._store), list(members).index(self.rank)
         made = ProcessGroup(store, rank, len(members))
         backend = dist.ProcessGroupGloo(store, rank, len(members), self._timeout)
@@ -87,9 +85,7 @@ class _Patience:
             raise RuntimeError(f"rank {rank} was not there after {self._timeout_s:g} s")
         if waited >= _PATIENCE_S and not self._said:
             self._said = True
-            logger.warning(
-                "waiting for rank %d of the island to make its learner, for %g s at most", rank, self._timeout_s
-            )
+            logger.warning("waiting for rank %d to make its learner too, for %g s at most", rank, self._timeout_s)
         time.sleep(_POLL_S)
 
 
@@ -114,12 +110,10 @@ def _job_store() -> Store:
     return store
 
 
-def _timeout_of(group: ProcessGroup) -> timedelta:
-    for device in ("cpu", "cuda"):
-        try:
-            options = group._get_backend(torch.device(device)).options
-        except RuntimeError:  # it has none for this device
-            continue
-        timeout: timedelta = options._timeout
-        return timeout
+def timeout_of(group: ProcessGroup) -> timedelta:
+    for device in group._device_types:
+        options = getattr(group._get_backend(device), "options", None)
+        timeout: timedelta | None = getattr(options, "_timeout", None)
+        if timeout is not None:
+            return timeout
     return dist.default_pg_timeout

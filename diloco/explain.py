@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from diloco import config
 from diloco._native import _C
-from diloco.parameters import Named, clean_names, named_tensors, travels
+from diloco.parameters import Named, specs
 
 
 @dataclass(frozen=True)
@@ -49,11 +47,6 @@ def explain(model: Named, **settings: config.SettingValue) -> Explanation:
     not fit together.
     """
     texts = config.environment_settings() | config.setting_texts(settings, "explain", ("model",))
-    pairs = [(name, tensor) for name, tensor in named_tensors(model) if tensor.requires_grad]
-    named: dict[int, tuple[Tensor, list[str]]] = {}  # tied tensors once
-    for name, (_, tensor) in zip(clean_names([name for name, _ in pairs]), pairs, strict=True):
-        named.setdefault(id(tensor), (tensor, []))[1].append(name)
-    specs = [(names[0], *travels(tensor), names[1:]) for tensor, names in named.values()]
-    plan, text = _C.explain_plan(specs, texts)
+    plan, text = _C.explain_plan(specs(model), texts)
     fragments = [FragmentPlan(f.fragment, f.tensors, f.numel, f.up_bytes, f.down_bytes, f.due) for f in plan.fragments]
     return Explanation(fragments, plan.numel, plan.peak_up_bytes, plan.ideal_peak_up_bytes, plan.oversized, text)

@@ -98,7 +98,6 @@ def _agree(group: ProcessGroup, parameters: list[Parameter], learner_id: str, se
     meeting = Meeting(group)
     rank, size = meeting.rank, meeting.size
     plan, talk = meeting.group("plan", range(size)), meeting.group("talk", range(size))
-    assert plan is not None and talk is not None  # more than one rank
     fault: str | None = None
     boxes: list[Box] = []
     try:
@@ -119,9 +118,10 @@ def _agree(group: ProcessGroup, parameters: list[Parameter], learner_id: str, se
     kinds = list(dict.fromkeys(each.boxes for each in everybody))  # in rank order
     part_of = [kinds.index(each.boxes) for each in everybody]
     part = part_of[rank]
+    replicas = [r for r in range(size) if part_of[r] == part]
     native = _C.Island(
         plan=plan,
-        replicas=meeting.group(f"part {part}", [r for r in range(size) if part_of[r] == part]),
+        replicas=meeting.group(f"part {part}", replicas) if len(replicas) > 1 else None,
         any_replicas=len(kinds) < size,
         part=part,
         parts=len(kinds),

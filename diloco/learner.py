@@ -14,10 +14,11 @@ from torch import Tensor
 
 from diloco import _exit, _resume, _saved, config
 from diloco._errors import logger
+from diloco._goodput import describe, goodput, lost_share
 from diloco._late_load import warn_of_late_loads
 from diloco._native import _C
 from diloco._replaced import Watch
-from diloco.island import Ranks, make_island
+from diloco.island import Island, Ranks, make_island
 from diloco.parameters import Named, Parameter, collect, notice_buffers, repeatable
 
 _T = TypeVar("_T")
@@ -58,6 +59,8 @@ class Learner:
     training thread, may use it; the network has a thread of its own that never touches Python.
     """
 
+    _island: Island | None = None
+
     def __init__(
         self,
         named_parameters: Named,
@@ -72,10 +75,7 @@ class Learner:
         **settings: config.SettingValue,
     ) -> None:
         named_parameters = repeatable(named_parameters)
-        parameters = collect(named_parameters)
-        if not parameters:
-            raise ValueError("nothing to synchronise: no parameter requires grad; unfreeze what is to be trained first")
-        notice_buffers(named_parameters)
+        parameters = _trainable(named_parameters)
         self._start(
             named_parameters,
             parameters,
@@ -109,26 +109,17 @@ class Learner:
         island: Ranks,
         settings: dict[str, config.SettingValue],
     ) -> None:
+        self._began = time.perf_counter()
         if syncer is not None and not isinstance(syncer, str):
             raise TypeError(f'syncer: expected text like "127.0.0.1:29400", got {syncer!r}')
         texts = config.environment_settings() | config.setting_texts(settings, "a learner", _ARGUMENTS)
         from_environment = texts.pop("run_id", "")
         staging_bytes = int(texts.pop("staging_bytes", "0"))
         self._syncer = config.argument(syncer, "DILOCO_SYNCER", config.DEFAULT_SYNCER)
-        self._parameters = parameters
         learner_id = config.argument(learner_id, "DILOCO_LEARNER_ID", config.default_learner_id())
         self._island = member = make_island(island, parameters, learner_id, texts)
         self.rank, self.ranks = (member.rank, member.ranks) if member else (0, 1)
-        self._complex = [parameter for parameter in parameters if parameter.real is not parameter.tensor]
-        self._watch = Watch(model, parameters)
-        self._before = _saved.Counters()
-        self._recent: deque[int] = deque(maxlen=_STEPS_KEPT)  # token counts of the last steps
-        self._carried: list[Tensor] = []  # resets that resuming brought, for the next step to tell
-        self.closed = False  # also in a forked child, where it cannot be used
-        self._pid = os.getpid()
-        self._calls: deque[float] = deque(maxlen=_CALLS_KEPT)
-        self._blocked_s = self._longest_s = 0.0
-        self._blocked_calls = 0
+        self._prepare(model, parameters)
         self._c = _C.Learner(
             parameters=[(p.name, p.real, p.aliases) for p in parameters],
             syncer=self._syncer,
@@ -150,6 +141,22 @@ class Learner:
             raise
         warn_of_late_loads(model, self)
 
+    def _prepare(self, model: Named, parameters: list[Parameter]) -> None:
+        """All there is but the native learner."""
+        self._parameters = parameters
+        self._views = [parameter for parameter in parameters if parameter.real is not parameter.tensor]
+        self._watch = Watch(model, parameters)
+        self._before = _saved.Counters()
+        self._recent: deque[int] = deque(maxlen=_STEPS_KEPT)  # token counts of the last steps
+        self._carried: list[Tensor] = []  # resets that resuming brought, for the next step to tell
+        self.closed = False  # also in a forked child, where it cannot be used
+        self._pid = os.getpid()
+        self._calls: deque[float] = deque(maxlen=_CALLS_KEPT)
+        self._blocked_s = self._longest_s = 0.0
+        self._blocked_calls = 0
+        self._joining_s = self._catching_up_s = self._closing_s = 0.0
+        self._ended: float | None = None
+
     @property
     def incarnation(self) -> str:
         """Of this life of the learner, 16 hex digits; one for all ranks of an island."""
@@ -160,7 +167,9 @@ class Learner:
         try:
             joined = self._c.join(timeout_s, self._write_log)
         finally:
-            self._account(time.perf_counter() - start)
+            now = time.perf_counter()
+            self._account(now - start)
+            self._joining_s, self._catching_up_s = now - start, now - self._began
             self._write_log()
         logger.info("[%s] %s", self.learner_id, self._c.describe())
         stats = self._c.stats()
@@ -201,7 +210,7 @@ class Learner:
         start = time.perf_counter()
         logged = True
         self._watch.look()
-        for parameter in self._complex:
+        for parameter in self._views:
             parameter.follow()
         if self._island is None:
             self._recent.append(tokens)
@@ -219,27 +228,47 @@ class Learner:
         return StepResult(adopted, carried + [self._parameters[index].tensor for index in reset])
 
     def stats(self) -> dict[str, Any]:
-        """The learner's account: state, steps, tokens, adoptions, versions, bytes, and time spent in here.
+        """The learner's account: state, steps, tokens, adoptions, versions, bytes, time spent in here, and under
+        "goodput" where all its time went (diloco._goodput.goodput defines the terms).
 
         `total_steps` and `total_tokens` include the lives a loaded state came from. The keys are always the same. In an
         island, steps and tokens are the island's on every rank, tokens without those of the last step (but in
         lockstep and after close()); only rank 0 knows what became of them.
         """
-        stats = self._c.stats()
-        self._write_log()
         return {
             "learner_id": self.learner_id,
             "incarnation": self.incarnation,
             "syncer": self._syncer,
             "rank": self.rank,
             "ranks": self.ranks,
+            **self._counts(),
+        }
+
+    def _counts(self) -> dict[str, Any]:
+        stats = self._c.stats()
+        self._write_log()
+        return {
             **stats,
             "total_steps": stats["steps"] + self._before.steps,
             "total_tokens": stats["tokens"] + self._before.tokens,
             "blocked_s": self._blocked_s,
             "blocked_longest_s": self._longest_s,
             "blocked_calls": self._blocked_calls,
+            "goodput": self._goodput(stats),
         }
+
+    def _waited_s(self, stats: dict[str, Any]) -> float:
+        return float(stats["hold_s"] + stats["rank_waits_s"])
+
+    def _goodput(self, stats: dict[str, Any]) -> dict[str, float]:
+        return goodput(
+            wall_s=(self._ended or time.perf_counter()) - self._began,
+            catching_up_s=self._catching_up_s,
+            boundaries_s=self._blocked_s - self._joining_s,
+            hold_s=self._waited_s(stats),
+            closing_s=self._closing_s,
+            lost=lost_share(stats),
+        )
 
     def take_blocked(self) -> list[float]:
         """Seconds spent in each call since this was last asked (at most 65536 of them), joining included."""
@@ -280,6 +309,9 @@ class Learner:
         """
         _resume.load(self, state_dict)
 
+    def _state_together(self, pending_tokens: int, full: bool) -> dict[str, Any]:
+        return _saved.save_together(self, pending_tokens, full=full)
+
     def _of_leader(self, value: Callable[[], _T]) -> _T:
         """What rank 0 makes of it, on all ranks of an island, which call this together."""
         if self._island is None:
@@ -296,11 +328,17 @@ class Learner:
     def close(self, flush_s: float = 5.0) -> None:
         """Waits at most `flush_s` until what was sent has arrived, says goodbye, ends the thread. Idempotent."""
         first, self.closed = not self.closed, True
+        start = time.perf_counter()
         self._c.close(float(flush_s))
+        if first:
+            self._ended = time.perf_counter()
+            self._closing_s = self._ended - start
         self._write_log()
         if first and os.getpid() == self._pid:
-            tail = self._c.stats()["tokens_outstanding"]
+            stats = self._c.stats()
+            tail = stats["tokens_outstanding"]
             logger.info("[%s] closed; the last %d tokens (summed over fragments) are not merged", self.learner_id, tail)
+            logger.info("[%s] %s", self.learner_id, describe(self._goodput(stats)))
 
     def __enter__(self) -> Learner:
         return self
@@ -339,6 +377,14 @@ class Learner:
             logger.log(getattr(logging, level), "[%s] %s", self.learner_id, text)
 
 
+def _trainable(model: Named) -> list[Parameter]:
+    parameters = collect(model)
+    if not parameters:
+        raise ValueError("nothing to synchronise: no parameter requires grad; unfreeze what is to be trained first")
+    notice_buffers(model)
+    return parameters
+
+
 def _token_count(tokens: Any) -> int:
     try:
         count = int(tokens)
@@ -357,7 +403,7 @@ def disconnected_stats(steps: int, tokens: int) -> dict[str, Any]:
             *("epoch", "steps", "tokens", "clock", "run_clock", "run_tokens", "adoptions", "contributions_sent"),
             *("contributions_merged", "reconnects", "tokens_merged", "tokens_outstanding", "staged_bytes"),
             *("sent_image_bytes", "arriving_bytes", "bytes_in", "bytes_out", "malformed_frames", "blocked_calls"),
-            *("rank", "ranks", "rank_exchanges", "rank_waits", "rank_waits_s", "rank_waits_longest_s"),
+            *("rank", "ranks", "rank_exchanges", "rank_waits"),
         ],
         0,
     )
@@ -369,6 +415,7 @@ def disconnected_stats(steps: int, tokens: int) -> dict[str, Any]:
         "versions": [],
         "total_steps": steps,
         "total_tokens": tokens,
-        "blocked_s": 0.0,
-        "blocked_longest_s": 0.0,
+        **dict.fromkeys(("blocked_s", "blocked_longest_s", "stage_s", "adopt_s", "hold_s"), 0.0),
+        **dict.fromkeys(("rank_waits_s", "rank_waits_longest_s"), 0.0),
+        "goodput": goodput(0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
     }

@@ -19,7 +19,7 @@ from diloco._scaler import caller, refuse_second_division
 from diloco._several import Several, inner_ones
 from diloco.island import Ranks
 from diloco.learner import Learner, _token_count, disconnected_stats
-from diloco.parameters import Named, notice_buffers, of_optimizer, repeatable
+from diloco.parameters import Named, Parameter, notice_buffers, of_optimizer, repeatable
 
 # Optimizers that are wrapped right now.
 _wrapped: weakref.WeakKeyDictionary[Optimizer, weakref.ref[DiLoCoOptimizer]] = weakref.WeakKeyDictionary()
@@ -62,6 +62,31 @@ class DiLoCoOptimizer(Optimizer):
         island: Ranks = None,
         **settings: config.SettingValue,
     ) -> None:
+        self._wrap(
+            optimizer,
+            model,
+            tokens,
+            lambda model, parameters: Learner._of(
+                model,
+                parameters,
+                syncer=syncer,
+                learner_id=learner_id,
+                run_id=run_id,
+                ledger_dir=ledger_dir,
+                give_up_after_s=give_up_after_s,
+                join_timeout_s=join_timeout_s,
+                island=island,
+                settings=settings,
+            ),
+        )
+
+    def _wrap(
+        self,
+        optimizer: Optimizer | Sequence[Optimizer],
+        model: Named,
+        tokens: Callable[[], int] | None,
+        make_learner: Callable[[Named, list[Parameter]], Learner],
+    ) -> None:
         optimizer = _checked_inner(optimizer)
         if tokens is not None and not callable(tokens):
             raise TypeError(f"tokens: expected a function that returns a step's number of tokens, got {tokens!r}")
@@ -70,18 +95,7 @@ class DiLoCoOptimizer(Optimizer):
         notice_buffers(model)
         self._adopt_inner(optimizer)
         self._tokens = tokens
-        self._learner = Learner._of(
-            model,
-            parameters,
-            syncer=syncer,
-            learner_id=learner_id,
-            run_id=run_id,
-            ledger_dir=ledger_dir,
-            give_up_after_s=give_up_after_s,
-            join_timeout_s=join_timeout_s,
-            island=island,
-            settings=settings,
-        )
+        self._learner = make_learner(model, parameters)
         self._names = {id(parameter.tensor): parameter.name for parameter in parameters}
         self._frozen += [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]
         me = weakref.ref(self)
@@ -198,7 +212,7 @@ class DiLoCoOptimizer(Optimizer):
         if result.reset:
             reset_inner_state(self._inner, result.reset)
             logger.warning(
-                "[%s] the syncer refused a contribution that was not finite; the global values are back and the inner "
+                "[%s] a contribution was refused because it was not finite; the global values are back and the inner "
                 "optimizer's state is reset for %s",
                 self._learner.learner_id,
                 name_list(self._names[id(tensor)] for tensor in result.reset),
@@ -294,6 +308,11 @@ class DiLoCoOptimizer(Optimizer):
         own = counters_only(**self._earlier) if self._learner is None else self._learner.state_dict()
         return own | {"pending_tokens": self._pending_tokens}
 
+    def _outer_state_together(self, full: bool) -> dict[str, Any]:
+        if self._learner is None:
+            return self._outer_state_dict()
+        return self._learner._state_together(self._pending_tokens, full)
+
     def _load_outer_state_dict(self, own: dict[str, Any]) -> None:
         first = True
         if self._learner is not None:
@@ -327,7 +346,7 @@ class DiLoCoOptimizer(Optimizer):
             changed = pre_hook(self, state_dict)
             state_dict = state_dict if changed is None else changed
         own = state_dict.pop("diloco", None)
-        if self._learner is not None and (own is not None or self._learner.ranks > 1):
+        if self._learner is not None and (own is not None or self._learner._island is not None):
             check(self._learner, own)  # before anything is changed
         self._inner.load_state_dict(state_dict)
         if own is not None:

@@ -36,10 +36,10 @@ class Parameter:
         self.real = torch.view_as_real(held.detach()) if held.is_complex() else held
 
     def follow(self) -> None:
-        """The real view of memory that was replaced (`p.data = ...`)."""
+        """Memory that was replaced (`p.data = ...`)."""
         held = local(self.tensor)
         if self.real.data_ptr() != held.data_ptr():
-            self.real.data = torch.view_as_real(held.detach())
+            self.real.data = torch.view_as_real(held.detach()) if held.is_complex() else held.detach()
 
     def as_parameter(self, values: Tensor) -> Tensor:
         """f32 values of `real` in the parameter's own shape, dtype and sharding."""
@@ -106,6 +106,19 @@ def collect(model: Named) -> list[Parameter]:
         if known.name != name:
             known.aliases.append(name)
     return list(found.values())
+
+
+Spec = tuple[str, list[int], str, list[str]]  # name, shape, dtype, other names of the same tensor
+
+
+def specs(model: Named) -> list[Spec]:
+    """The trainable tensors as the syncer sees them, tied ones once. Values do not matter: the meta device will do."""
+    pairs = [(name, tensor) for name, tensor in named_tensors(model) if tensor.requires_grad]
+    named: dict[object, tuple[Tensor, list[str]]] = {}
+    for name, (_, tensor) in zip(clean_names([name for name, _ in pairs]), pairs, strict=True):
+        key = id(tensor) if tensor.is_meta else _storage_key(tensor)
+        named.setdefault(key, (tensor, []))[1].append(name)
+    return [(names[0], *travels(tensor), names[1:]) for tensor, names in named.values()]
 
 
 def of_optimizer(model: Named, optimizer: torch.optim.Optimizer) -> list[Parameter]:

@@ -2,7 +2,7 @@
 # `make test`: C++ tests by ctest, then Python tests by pytest; both totals; fails on zero tests. Arguments go to pytest.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-tools/setup.sh || exit 1
+tools/setup.sh test || exit 1
 python=.venv/bin/python
 build=${DILOCO_BUILD_DIR:-build/$($python -c 'import sys; print(sys.implementation.cache_tag)')}
 

@@ -7,49 +7,17 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <mutex>
+#include <optional>
 #include <utility>
 
 #include "bindings.h"
 #include "diloco/learner/learner.h"
 #include "diloco/torch/parameter_store.h"
 #include "diloco/torch/rank_group.h"
+#include "training_side.h"
 
 namespace diloco::bindings {
 namespace {
-
-// Log lines wait here until Python asks for them: nothing the C++ side holds refers to a Python object, so neither a
-// thread nor a destructor ever needs the interpreter.
-class LogQueue {
- public:
-  void push(LogLevel level, const std::string& text) {
-    const std::lock_guard lock(mutex_);
-    if (lines_.size() < kMost) lines_.emplace_back(level_name(level), text);
-  }
-  bool empty() {
-    const std::lock_guard lock(mutex_);
-    return lines_.empty();
-  }
-  std::vector<std::pair<std::string, std::string>> take() {
-    const std::lock_guard lock(mutex_);
-    return std::exchange(lines_, {});
-  }
-
- private:
-  static constexpr std::size_t kMost = 1000;
-  std::mutex mutex_;
-  std::vector<std::pair<std::string, std::string>> lines_;
-};
-
-// Called now and then while the training thread waits; what it raises (KeyboardInterrupt) ends the wait.
-std::function<void()> callback_with_gil(const py::object& while_waiting) {
-  if (while_waiting.is_none()) return {};
-  return [callback = while_waiting.ptr()] {  // borrowed: the caller's argument outlives the call
-    const py::gil_scoped_acquire gil;
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    py::reinterpret_borrow<py::object>(callback)();
-  };
-}
 
 // One of several processes that are a learner together; the process groups are its own and on the CPU.
 struct PyIsland {
@@ -75,14 +43,25 @@ std::unique_ptr<PyIsland> make_island(c10::intrusive_ptr<c10d::ProcessGroup> pla
   return island;
 }
 
-using PyParameter = std::tuple<std::string, at::Tensor, std::vector<std::string>>;
+// A range per phase in torch's profiler; without one running it costs a look at a thread-local.
+class ProfilerRanges final : public PhaseObserver {
+ public:
+  void begin(const char* name) override {
+    range_.emplace(at::RecordScope::USER_SCOPE);
+    if (range_->isActive()) range_->before(name);
+  }
+  void end() override { range_.reset(); }
+
+ private:
+  std::optional<at::RecordFunction> range_;
+};
 
 class PyLearner {
  public:
   PyLearner(const std::vector<PyParameter>& parameters, LearnerOptions options, const PyIsland* island)
       : log_(std::make_shared<LogQueue>()), pid_(getpid()) {
-    std::vector<NamedParameter> named;
-    for (const auto& [name, tensor, aliases] : parameters) named.push_back({name, tensor, aliases});
+    std::vector<NamedParameter> named = named_parameters(parameters);
+    options.phases = std::make_shared<ProfilerRanges>();
     options.log = [log = log_](LogLevel level, const std::string& text) { log->push(level, text); };
     const py::gil_scoped_release release;
     auto store = std::make_shared<TorchParameterStore>(std::move(named));
@@ -162,11 +141,13 @@ py::dict stats_dict(PyLearner& self) {
   LearnerStats stats;
   TransportCounters counters;
   ExchangeWaits waits;
+  PhaseSeconds phases;
   {
     const py::gil_scoped_release release;
     stats = self.get().stats();
     counters = self.get().counters();
     waits = self.get().exchange_waits();
+    phases = self.get().phase_seconds();
   }
   py::dict out = to_dict(stats);
   out["bytes_in"] = counters.bytes_in;
@@ -176,6 +157,9 @@ py::dict stats_dict(PyLearner& self) {
   out["rank_waits"] = waits.waited;
   out["rank_waits_s"] = waits.total_s;
   out["rank_waits_longest_s"] = waits.longest_s;
+  out["stage_s"] = phases.stage_s;
+  out["adopt_s"] = phases.adopt_s;
+  out["hold_s"] = phases.hold_s;
   return out;
 }
 

@@ -8,8 +8,6 @@
 namespace diloco::bindings {
 namespace {
 
-using PySpec = std::tuple<std::string, std::vector<std::int64_t>, std::string, std::vector<std::string>>;
-
 Dtype dtype_named(const std::string& name, const std::string& of) {
   for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16, Dtype::kF64}) {
     if (name == dtype_name(dtype)) return dtype;
@@ -22,16 +20,29 @@ std::pair<PlanExplained, std::string> explain_plan(const std::vector<PySpec>& te
                                                    const std::map<std::string, std::string>& given) {
   Settings settings;
   for (const auto& [name, value] : given) settings.set(name, value);
-  Layout layout;
-  for (const auto& [name, shape, dtype, aliases] : tensors) {
-    layout.tensors.push_back({name, shape, dtype_named(dtype, name), aliases});
-  }
+  const Layout layout = layout_of(tensors);
   PlanExplained plan = explain(layout, settings);
   std::string text = to_text(plan, settings);
   return {std::move(plan), std::move(text)};
 }
 
 }  // namespace
+
+Layout layout_of(const std::vector<PySpec>& tensors) {
+  Layout layout;
+  for (const auto& [name, shape, dtype, aliases] : tensors) {
+    layout.tensors.push_back({name, shape, dtype_named(dtype, name), aliases});
+  }
+  return layout;
+}
+
+std::vector<PySpec> specs_of(const Layout& layout) {
+  std::vector<PySpec> specs;
+  for (const auto& tensor : layout.tensors) {
+    specs.emplace_back(tensor.name, tensor.shape, dtype_name(tensor.dtype), tensor.aliases);
+  }
+  return specs;
+}
 
 void bind_plan(py::module_& m) {
   py::class_<FragmentExplained>(m, "FragmentExplained")

@@ -50,7 +50,9 @@ PYBIND11_MODULE(_C, m) {
 
   bindings::bind_settings(m);
   bindings::bind_plan(m);
+  bindings::bind_doctor(m);
   bindings::bind_learner(m);
+  bindings::bind_collective(m);
   bindings::bind_syncer(m);
   bindings::bind_cluster(m);
   bindings::bind_simulate(m);

@@ -61,6 +61,61 @@ def _status(
     raise typer.Exit(show_status(syncer, json_file, timeout_s))
 
 
+@app.command("doctor")
+def _doctor(
+    syncer: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Look at this machine as a learner's, for the syncer at that address."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION|FILE", help="What will be trained: a function that returns it, or its state_dict."
+        ),
+    ] = None,
+    step_s: Annotated[
+        float, typer.Option("--step-s", min=0.0, metavar="S", help="Length of one step; default the run's, else 1 s.")
+    ] = 0.0,
+    bind: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Without --syncer: where diloco-syncer will listen; default 127.0.0.1:29400."
+        ),
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="As diloco-syncer will be given it.")] = False,
+    learners: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Learners expected at a time; default min_quorum.")
+    ] = 0,
+    setting: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="As diloco-syncer will be given it; may be repeated.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="As diloco-syncer will be given it.")] = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout-s", min=1.0, help="With --syncer: how long all questions to it may take, in s.")
+    ] = 60.0,
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON; - for stdout.")
+    ] = None,
+) -> None:
+    """Say whether this machine is ready: with --syncer, to be a learner of it; without, to be the syncer."""
+    from diloco.cli.doctor import run_doctor
+
+    raise typer.Exit(
+        run_doctor(
+            syncer=syncer,
+            bind=bind,
+            insecure=insecure,
+            model=model or "",
+            step_s=step_s,
+            learners=learners,
+            setting=setting or [],
+            config=config,
+            timeout_s=timeout_s,
+            json_file=json_file,
+        )
+    )
+
+
 @app.command("demo")
 def _demo(
     json_file: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON.")] = None,

@@ -25,6 +25,7 @@ _TYPE_AT = 6
 MESSAGES = {
     "hello": 1, "welcome": 2, "reject": 3, "rehello": 4, "step": 5, "heartbeat": 6, "arm": 7, "pull": 8, "credit": 9,
     "begin": 10, "chunk": 11, "lane": 12, "verdict": 13, "goodbye": 14, "status": 15, "status_reply": 16,
+    "miss": 17, "probe": 18, "probe_reply": 19,
 }  # fmt: skip
 
 

@@ -199,7 +199,9 @@ def test_reserved_types_are_refused_by_name(cluster: Cluster, kind: int, joined:
     assert f"message type {RESERVED[kind]} is reserved and not spoken yet" in refused["text"]
 
 
-@pytest.mark.parametrize("kind", ["welcome", "reject", "rehello", "arm", "pull", "verdict", "status_reply"])
+@pytest.mark.parametrize(
+    "kind", ["welcome", "reject", "rehello", "arm", "pull", "verdict", "status_reply", "probe_reply"]
+)
 def test_the_syncers_own_messages_are_not_a_learners(cluster: Cluster, kind: str) -> None:
     start = cluster.syncer.mark()
     with cluster.join() as raw:
@@ -606,4 +608,33 @@ def test_a_monitor_asks_without_joining(cluster: Cluster) -> None:
             peer.send("status")
             assert b'"rounds_merged"' in peer.expect("status_reply").payload
         peer.send("status", bytes(5000))
+        assert peer.rest() == []  # over the limit of its type
+
+
+def test_a_monitor_measures_without_joining(cluster: Cluster) -> None:
+    """PROBE: bytes for bytes, within its bounds, and what a WELCOME says of the run without anything to join it by."""
+    limit = 256 << 10
+    with cluster.peer() as peer:
+        peer.send("probe", bytes(limit), transfer=7)
+        reply = peer.expect("probe_reply")
+        assert (reply.header["transfer"], reply.header["flags"], reply.payload) == (7, 0, b"")
+        peer.send("probe", total=limit)
+        assert len(peer.expect("probe_reply").payload) == limit
+        for wrong, words in (({"total": limit + 1}, b"at most 262144 bytes"), ({"flags": 4}, b"flags")):
+            peer.send("probe", **wrong)
+            reply = peer.expect("probe_reply")
+            assert reply.header["flags"] == 2
+            assert words in reply.payload
+        peer.send("probe", flags=1)
+        reply = peer.expect("probe_reply")
+        run = reply.body()
+        assert (reply.header["flags"], reply.header["session"], run["lane_token"]) == (1, 0, 0)
+        assert run["layout"]
+        with cluster.peer() as other:  # one at a time
+            other.send("probe")
+            reply = other.expect("probe_reply")
+            assert reply.header["flags"] == 2
+            assert b"somebody else is measuring" in reply.payload
+            assert 0 < reply.header["offset"] <= 2000
+        peer.send("probe", bytes(limit + 1))
         assert peer.rest() == []  # over the limit of its type

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from toys import QUICK, dead_address
 
 import diloco
+from diloco.testing import SyncerProcess
 
 LIMIT_S = 40.0  # DiLoCo's own share is bounded by about 3 s; the machine may be busy
 
@@ -290,6 +292,101 @@ assert opt.stats()["reconnects"] == 0
     with diloco.Syncer(**QUICK, shutdown_s=0.5) as syncer:
         assert_clean(run(program, syncer.endpoint), 0)
         assert syncer.status()["ledger"]["processed"] == 16 * (64 + 40) * 2
+
+
+# The clock is the machine's, so the parent can compare.
+LEAVING = """
+import time
+os.environ["DILOCO_LEDGER_DIR"] = os.path.dirname(job["stderr"])
+diloco.leave_on_sigterm()
+model, opt = make()
+train(model, opt, 30)
+def terminate(*_):
+    print("sent", time.monotonic(), file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def assert_left_politely(done: Ended, syncer: SyncerProcess, folder: Path) -> None:
+    """Killed by SIGTERM as ever, within five seconds, but closed before, as its ledger says; the syncer knows."""
+    ended = time.monotonic()
+    assert_clean(done, -signal.SIGTERM)
+    (sent,) = [line for line in done.stderr.splitlines() if line.startswith("sent")]
+    assert ended - float(sent.split()[1]) < 5.0
+    (ledger,) = folder.glob("*.ledger")
+    assert int.from_bytes(ledger.read_bytes()[40:48], "little") == 1
+    syncer.wait_for("leave")
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "train(model, opt, 2); terminate(); train(model, opt, 100000)",  # in mid-window
+        "opt.register_step_post_hook(terminate); train(model, opt, 100000)",
+        "threading.Thread(target=train, args=(model, opt, 10**9), daemon=True).start(); terminate(); time.sleep(60)",
+    ],
+)
+def test_sigterm_in_mid_window_is_a_goodbye(
+    run: Run, ending: str, syncer: Callable[..., SyncerProcess], tmp_path: Path
+) -> None:
+    """F082: with leave_on_sigterm() a learner leaves in good order and the process ends as it would have."""
+    s = syncer(**QUICK)
+    assert_left_politely(run(LEAVING + ending, s.endpoint), s, tmp_path)
+
+
+def test_sigterm_while_lockstep_holds_is_a_goodbye(
+    run: Run, syncer: Callable[..., SyncerProcess], tmp_path: Path
+) -> None:
+    program = """
+import time
+os.environ["DILOCO_LEDGER_DIR"] = os.path.dirname(job["stderr"])
+diloco.leave_on_sigterm()
+model, opt = make()
+def terminate():
+    while opt.stats()["steps"] < 4:   # nobody else is there: the round waits for a second learner
+        threading.Event().wait(0.01)
+    print("sent", time.monotonic(), file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+threading.Thread(target=terminate, daemon=True).start()
+train(model, opt, 100)
+"""
+    s = syncer(mode="lockstep", overlap_steps=0, sync_every=4, num_fragments=1, min_quorum=2)
+    assert_left_politely(run(program, s.endpoint), s, tmp_path)
+
+
+def test_leave_on_sigterm_steals_no_handler(run: Run) -> None:
+    """Children are no learners and end as they always do; another's handler stays, and so does the rule of threads."""
+    program = """
+diloco.leave_on_sigterm()
+diloco.leave_on_sigterm(1.0)   # again: no harm
+model, opt = make()
+here, there = os.pipe()
+child = os.fork()
+if child == 0:
+    os.write(there, b"x")   # Python forgets a signal that comes before the fork is complete
+    threading.Event().wait(60)
+os.read(here, 1)
+os.kill(child, signal.SIGTERM)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+train(model, opt)              # the parent's learner knows nothing of it
+refused = []
+def refuse():
+    try:
+        diloco.leave_on_sigterm()
+    except RuntimeError as error:
+        refused.append(str(error))
+thread = threading.Thread(target=refuse)
+thread.start()
+thread.join()
+mine = lambda *_: None
+signal.signal(signal.SIGTERM, mine)
+refuse()
+assert signal.getsignal(signal.SIGTERM) is mine
+assert "in the main thread" in refused[0] and "has a handler already" in refused[1], refused
+sys.exit(9)
+"""
+    with diloco.Syncer(**QUICK, shutdown_s=0.5) as syncer:
+        assert_clean(run(program, syncer.endpoint), 9)
 
 
 def test_sigterm_keeps_its_meaning(run: Run) -> None:

@@ -100,6 +100,11 @@ LOCKSTEP: dict[str, Any] = {
 }
 
 
+def alone(sync_every: int) -> diloco.Syncer:
+    """A syncer whose rounds can be counted: a learner on its own has one every `sync_every` steps."""
+    return diloco.Syncer(**{**LOCKSTEP, "min_quorum": 1, "sync_every": sync_every}, shutdown_s=0.1)
+
+
 def train_together(
     address: str,
     models: list[nn.Module],

@@ -99,7 +99,6 @@ Field text(const char* name, std::string Settings::*member, const char* help) {
 }
 
 Range at_least(double low) { return {.low = low}; }
-Range above(double low) { return {.low = low, .low_open = true}; }
 Range between(double low, double high) { return {.low = low, .high = high}; }
 
 std::vector<Field> make_fields() {
@@ -192,7 +191,7 @@ std::vector<Field> make_fields() {
              "Contributions with NaN or infinity after which a learner is sent away."),
       number("heartbeat_interval_s", &S::heartbeat_interval_s, "s", {.low = 0, .high = 3600, .low_open = true},
              "Time between two heartbeats."),
-      number("heartbeat_timeout_s", &S::heartbeat_timeout_s, "s", above(0),
+      number("heartbeat_timeout_s", &S::heartbeat_timeout_s, "s", {.low = 0, .high = 86400, .low_open = true},
              "Silence after which a peer counts as gone. At least twice heartbeat_interval_s."),
       text("run_id", &S::run_id, "Name of the run: learners must give the same. Empty: any learner is welcome."),
   };

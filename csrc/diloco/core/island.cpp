@@ -7,7 +7,7 @@ namespace {
 
 constexpr std::int64_t kNothing = std::numeric_limits<std::int64_t>::max();  // leaves the minimum to the others
 constexpr unsigned kStepBits = 42;
-constexpr std::size_t kHead = 8, kEach = 8 + kCopiesKept;
+constexpr std::size_t kHead = 8, kEach = 10 + kCopiesKept;
 
 std::int64_t number(const Version& version) {
   return static_cast<std::int64_t>(version.epoch << kStepBits | version.n);
@@ -17,6 +17,13 @@ Version version_of(std::int64_t number) {
   const auto bits = static_cast<std::uint64_t>(number);
   return {bits >> kStepBits, bits & ((std::uint64_t{1} << kStepBits) - 1)};
 }
+
+// Oldest and newest: the minimum of the number and of its negative.
+void put_version(std::vector<std::int64_t>* out, const std::optional<Version>& version) {
+  out->push_back(version ? number(*version) : kNothing);
+  out->push_back(version ? -number(*version) : kNothing);
+}
+Version common_version(const std::int64_t* at) { return at[0] == -at[1] ? version_of(at[0]) : Version{}; }
 
 // A random 64-bit number in two halves, so that the smallest is the leader's whatever its sign.
 void put_wide(std::vector<std::int64_t>* out, std::uint64_t value, bool mine) {
@@ -42,8 +49,8 @@ std::vector<std::int64_t> encode_exchange(const IslandReport& report, const Isla
   out.push_back(mine ? orders->more + 2 * orders->failed : kNothing);
   out.push_back(mine ? static_cast<std::int64_t>(orders->fragments.size()) : kNothing);
   for (std::size_t p = 0; p < fragments; ++p) {
-    out.push_back(number(report.ready[p]));
-    out.push_back(report.arrived[p] ? number(*report.arrived[p]) : kNothing);
+    put_version(&out, report.ready[p]);
+    put_version(&out, report.arrived[p]);
     const FragmentOrder* order = mine && p < orders->fragments.size() ? &orders->fragments[p] : nullptr;
     const auto put = [&](std::int64_t value) { out.push_back(order ? value : mine ? 0 : kNothing); };
     put(order ? order->stage : 0);
@@ -69,16 +76,16 @@ IslandPlan decode_exchange(const std::vector<std::int64_t>& minimum, std::uint64
   plan.orders.fragments.resize(static_cast<std::size_t>(at[7]));
   at += kHead;
   for (FragmentOrder& order : plan.orders.fragments) {
-    plan.ready.push_back(version_of(at[0]));
-    plan.arrived.push_back(version_of(at[1]));
-    order.stage = at[2] != 0;
-    order.adopt = version_of(at[3]);
-    order.formula = static_cast<AdoptFormula>(at[4]);
-    order.sent_step = static_cast<std::uint64_t>(at[5]);
-    order.back = (at[6] & 1) != 0;
-    order.dropped = (at[6] & 2) != 0;
-    order.reset_inner_state = at[7] != 0;
-    for (std::size_t i = 0; i < kCopiesKept; ++i) order.kept[i] = static_cast<std::uint64_t>(at[8 + i]);
+    plan.ready.push_back(common_version(at));
+    plan.arrived.push_back(common_version(at + 2));
+    order.stage = at[4] != 0;
+    order.adopt = version_of(at[5]);
+    order.formula = static_cast<AdoptFormula>(at[6]);
+    order.sent_step = static_cast<std::uint64_t>(at[7]);
+    order.back = (at[8] & 1) != 0;
+    order.dropped = (at[8] & 2) != 0;
+    order.reset_inner_state = at[9] != 0;
+    for (std::size_t i = 0; i < kCopiesKept; ++i) order.kept[i] = static_cast<std::uint64_t>(at[10 + i]);
     at += kEach;
   }
   return plan;

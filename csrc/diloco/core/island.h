@@ -49,7 +49,8 @@ struct IslandReport {
 
 struct IslandPlan {
   IslandOrders orders;
-  std::vector<Version> ready, arrived;  // the oldest of any rank
+  // Per fragment: what all ranks (all with a connection) have; none if they have different ones.
+  std::vector<Version> ready, arrived;
   std::uint64_t tokens = 0;             // of all ranks
   // The order of fragment p to adopt holds: every rank can.
   bool go(std::size_t p) const {

@@ -203,6 +203,8 @@ AdoptPlan LearnerCore::Impl::adoption_of(FragmentId p, const ReadyImage& image) 
                 : settings.adopt == Adopt::kBlend ? AdoptFormula::kBlend
                                                   : AdoptFormula::kOverwrite;
   const std::uint64_t merged_to = merged_of(image.merged, options.incarnation);
+  // What it had before it joined is not the run's: there is nothing to blend the first weights with.
+  if (how.formula == AdoptFormula::kBlend && fragment.adopted.none()) how.formula = AdoptFormula::kOverwrite;
   std::uint64_t from_steps = fragment.from_steps;
   if (merged_to > fragment.from) {
     const auto merged = std::find_if(fragment.sent.begin(), fragment.sent.end(), [&](const SentImage& sent) {

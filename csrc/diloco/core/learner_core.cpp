@@ -84,19 +84,26 @@ std::vector<LearnerAction> LearnerCore::Impl::handle(const LearnerEvent& event, 
 
 void LearnerCore::Impl::on_time() {
   if (closed) return;
-  if (closing) {
-    const bool flushed = std::all_of(links.begin(), links.end(),
-                                     [](const ShardLink& link) { return !link.up() || link.uplink.idle(); });
-    if (!flushed && now < *closing) return;
-    for (auto& link : links) {
-      if (link.up()) send(link, Channel::kControl, MessageType::kGoodbye, {});
-    }
-    closed = true;
-    actions.push_back(Closed{});
-    return;
-  }
+  if (closing) return leave_politely();
   if (rejected || gave_up || give_up()) return;
   for (auto& link : links) on_time(link);
+}
+
+// Everything that was sent goes out, then GOODBYE; then the syncer closes the connections. If this side did, the end of the
+// bulk connection might overtake the GOODBYE on the other.
+void LearnerCore::Impl::leave_politely() {
+  const bool late = now >= *closing;
+  const bool flushed = std::all_of(links.begin(), links.end(),
+                                   [](const ShardLink& link) { return !link.up() || link.uplink.idle(); });
+  if (!said_goodbye && !flushed && !late) return;
+  for (auto& link : links) {
+    if (!said_goodbye && link.up()) send(link, Channel::kControl, MessageType::kGoodbye, {});
+  }
+  said_goodbye = true;
+  const bool alone = std::none_of(links.begin(), links.end(), [](const ShardLink& link) { return link.up(); });
+  if (!alone && !late) return;
+  closed = true;
+  actions.push_back(Closed{});
 }
 
 void LearnerCore::Impl::on_time(ShardLink& link) {
@@ -105,17 +112,21 @@ void LearnerCore::Impl::on_time(ShardLink& link) {
     link.state = ShardLink::State::kConnecting;
     link.attempt_deadline = now + settings.heartbeat_timeout_s * (1 + std::min(link.failures, 5u));  // a slow link needs longer
     actions.push_back(ConnectChannel{Channel::kControl, link.shard});
-  } else if (!link.up()) {
-    if (now >= link.attempt_deadline) lose(link, "no answer to the greeting", false);
-  } else if (link.liveness.silent(now)) {
+  } else if (!link.up() && now >= link.attempt_deadline) {
+    lose(link, "no answer to the greeting", false);
+  } else if (link.up() && link.liveness.silent(now)) {
     lose(link, fmt::format("silent for {:.1f} s", settings.heartbeat_timeout_s), true);
-  } else if (link.liveness.must_speak(now)) {
-    link.liveness.said(now);
-    Heartbeat beat;
-    beat.lr = lr;
-    beat.discarded = link.discarded;
-    send(link, Channel::kControl, MessageType::kHeartbeat, encode(beat));
+  } else if (link.welcomed() && link.liveness.must_speak(now)) {
+    beat(link);
   }
+}
+
+void LearnerCore::Impl::beat(ShardLink& link) {
+  link.liveness.said(now);
+  Heartbeat beat;
+  beat.lr = lr;
+  beat.discarded = link.discarded;
+  send(link, Channel::kControl, MessageType::kHeartbeat, encode(beat));
 }
 
 bool LearnerCore::Impl::give_up() {
@@ -138,7 +149,8 @@ TimePoint LearnerCore::Impl::next_deadline() const {
   if (rejected || gave_up) return kNever;
   TimePoint at = kNever;
   for (const auto& link : links) {
-    at = std::min(at, link.down() ? link.retry_at : link.up() ? link.liveness.deadline() : link.attempt_deadline);
+    if (link.welcomed()) at = std::min(at, link.liveness.deadline());
+    if (!link.up()) at = std::min(at, link.down() ? link.retry_at : link.attempt_deadline);
     if (!link.up() && options.give_up_after_s > 0.0 && started) {
       at = std::min(at, link.away_since + options.give_up_after_s);
     }

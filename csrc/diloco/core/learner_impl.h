@@ -3,6 +3,7 @@
 //   learner_links.cpp     one connection per shard: HELLO and WELCOME, its loss, frames in
 //   learner_transfers.cpp what the frames ask for: uploads, arriving images
 //   learner_island.cpp    leader of an island: orders for all ranks, and carrying out what was planned
+//   learner_versions.cpp  what is said when a syncer is not where it was
 //   learner_boundary.cpp  count, stage, adopt, report; the token accounts
 #pragma once
 
@@ -114,13 +115,18 @@ struct ShardLink {
 
   bool up() const { return state == State::kUp; }
   bool down() const { return state == State::kDown; }
+  bool welcomed() const { return up() || state == State::kLaning; }
 };
 
 struct LearnerCore::Impl {
   explicit Impl(LearnerCoreOptions options);
   std::vector<LearnerAction> handle(const LearnerEvent& event, TimePoint now);
   TimePoint next_deadline() const;
+  void beat(ShardLink& link);
   void log(LogLevel level, std::string text) { actions.push_back(Log{level, std::move(text)}); }
+
+  // learner_versions.cpp
+  void say_versions(const ShardLink& link, const Welcome& welcome);
 
   // learner_links.cpp
   ShardLink& link_of(FragmentId fragment) { return links[plan->fragments[fragment].shard]; }
@@ -155,6 +161,7 @@ struct LearnerCore::Impl {
   // learner_core.cpp
   void on_time();
   void on_time(ShardLink& link);
+  void leave_politely();
   bool give_up();
   const char* state() const;
 
@@ -221,6 +228,7 @@ struct LearnerCore::Impl {
   std::uint64_t run_tokens = 0;
   bool holding = false;
   std::optional<TimePoint> closing;
+  bool said_goodbye = false;
   bool closed = false;
   std::uint64_t adoptions = 0, contributions_sent = 0, contributions_merged = 0, tokens_merged = 0;
 };

@@ -120,7 +120,7 @@ void LearnerCore::Impl::lose(ShardLink& link, const std::string& why, bool at_on
   const double jitter = static_cast<double>(options.random() % 1024) / 1024.0;
   link.retry_at = at_once && link.failures == 0 ? now : now + back_off * (0.5 + 0.5 * jitter);
   ++link.failures;
-  if (!link.told_away) {
+  if (!link.told_away && !closing) {
     link.told_away = true;
     const char* meanwhile = settings.mode == Mode::kLockstep ? "in lockstep training waits for it"
                                                              : "training goes on locally";
@@ -300,12 +300,15 @@ void LearnerCore::Impl::on_welcome(ShardLink& link, const Header& header, Bytes 
     const auto* bytes = reinterpret_cast<const char*>(payload.data());
     welcome_body.assign(bytes, payload.size());
   }
+  say_versions(link, *welcome);
   link.uplink.reset(settings.credit_window_bytes);
   link.downlink_credit.set_window(settings.credit_window_bytes);
   if (const auto total = link.downlink_credit.announce()) {
     send(link, Channel::kControl, MessageType::kCredit, {}, 0, *total, link.downlink_credit.received());
   }
   link.state = ShardLink::State::kLaning;
+  link.liveness.start(now, settings.heartbeat_interval_s, settings.heartbeat_timeout_s);
+  beat(link);  // the syncer has waited for a sign of life since it sent the WELCOME, and the bulk connection takes its time
   link.attempt_deadline = now + settings.heartbeat_timeout_s;
   actions.push_back(ConnectChannel{Channel::kBulk, link.shard});
 }

@@ -194,7 +194,8 @@ struct PartCore::Impl {
     const auto copy = std::find_if(fragment.copies.begin(), fragment.copies.end(),
                                    [&](const Copy& c) { return c.step == fragment.pull->step; });
     if (copy == fragment.copies.end()) {
-      if (fragment.pull->step > made || fragment.staging) return;  // the leader was there first
+      // The leader was there first; in lockstep this rank may still stage at the same step.
+      if (fragment.pull->step >= made || fragment.staging) return;
       fragment.pull.reset();
       return send(MessageType::kMiss, {}, p);
     }

@@ -84,7 +84,10 @@ std::vector<SyncerAction> SyncerCore::Impl::handle(const SyncerEvent& event, Tim
       [this](const auto& e) {
         using E = std::decay_t<decltype(e)>;
         if constexpr (std::is_same_v<E, FrameEvent>) on_frame(e);
-        if constexpr (std::is_same_v<E, PeerGoneEvent>) on_peer_gone(e.peer, e.why);
+        if constexpr (std::is_same_v<E, PeerGoneEvent>) {
+          probes.gone(e.peer);
+          on_peer_gone(e.peer, e.why);
+        }
         if constexpr (std::is_same_v<E, ScreenDone>) on_screen_done(e);
         if constexpr (std::is_same_v<E, MergeDone>) on_merge_done(e);
         if constexpr (std::is_same_v<E, InitDone>) on_init_done(e);
@@ -111,6 +114,7 @@ void SyncerCore::Impl::on_frame(const FrameEvent& frame) {
     send(frame.peer, MessageType::kStatusReply, nullptr, status_json());
     return;
   }
+  if (header.type == MessageType::kProbe) return on_probe(frame);
   if (header.type == MessageType::kHello) return on_hello(frame.peer, header, frame.payload);
   if (is_reserved(header.type)) {
     return reject(frame.peer, "malformed",
@@ -187,6 +191,7 @@ void SyncerCore::Impl::on_tick() {
     if (!who.empty()) silent.emplace_back(id, who);
     if (session.liveness.silent(now)) {
       silent.emplace_back(id, "silent");
+      session.account->unheard += !session.liveness.heard_once();
     } else if (session.liveness.must_speak(now)) {
       session.liveness.said(now);
       send(session.control, MessageType::kHeartbeat, &session, encode(Heartbeat{}));

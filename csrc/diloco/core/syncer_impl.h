@@ -9,8 +9,10 @@
 //   syncer_publish.cpp    persist, publish, transfers to learners
 //   syncer_lives.cpp      lives of learners: what is kept of one that is over, and what comes back of it
 //   syncer_status.cpp     what `diloco status` shows
+//   syncer_probe.cpp      what `diloco doctor` measures
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <set>
@@ -18,6 +20,7 @@
 
 #include "diloco/core/liveness.h"
 #include "diloco/core/outbox.h"
+#include "diloco/core/probe_turns.h"
 #include "diloco/core/reassembly.h"
 #include "diloco/core/syncer_core.h"
 #include "diloco/fragment/part.h"
@@ -66,6 +69,7 @@ struct Account : Life {
   std::vector<Clock> due;                // per fragment, trigger = arrival: its clock at the next pull
   TimePoint last_contact = 0.0;
   std::vector<Version> adopted;          // last known
+  unsigned unheard = 0;                  // sessions that ended for silence without a word after the WELCOME
 };
 
 // Parts of one upload of an island, put together as they arrive.
@@ -102,6 +106,7 @@ struct Session {
   // Islands: newest version sent of each fragment. The next one is sent when this one has been adopted, so that all ranks
   // adopt the same.
   std::vector<Version> sent;
+  std::set<FragmentId> held_back;          // a newer one waits for that
   Account* account = nullptr;
   Liveness liveness;
 
@@ -124,6 +129,10 @@ struct Session {
   std::map<FragmentId, std::uint64_t> delivered_at_byte;  // first lane: downlink byte at which the fragment's last image ends
 
   bool island() const { return ranks > 1; }
+  std::size_t lanes_bound() const {
+    return static_cast<std::size_t>(
+        std::count_if(lanes.begin(), lanes.end(), [](const BulkLane& lane) { return lane.peer != 0; }));
+  }
   ReceiverCredit& uplink_credit() { return lanes.front().uplink_credit; }
 };
 
@@ -328,6 +337,11 @@ struct SyncerCore::Impl {
   std::string status_json() const;
   std::string waiting_text() const;
 
+  // syncer_probe.cpp
+  void on_probe(const FrameEvent& frame);
+  std::string run_outline() const;
+  std::string probe_disturbs() const;
+
   SyncerCoreOptions options;
   const Settings& settings;
   TimePoint now = 0.0;
@@ -346,6 +360,7 @@ struct SyncerCore::Impl {
   std::map<Incarnation, std::vector<std::uint64_t>> settled;
   std::map<Incarnation, Life> past;         // of those of them that said HELLO here; a merged table names the others
   std::map<PeerId, PendingHello> pending_hellos;
+  ProbeTurns probes;
   std::map<std::uint64_t, Round> rounds;
   std::unordered_map<JobId, JobInfo> jobs;
   JobId next_job = 1;

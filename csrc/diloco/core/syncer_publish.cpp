@@ -97,7 +97,10 @@ void SyncerCore::Impl::queue_image(Session& session, FragmentId p) {
   const FragmentSlot& slot = slots[p];
   if (session.adopted[p] >= slot.state->version) return;
   if (session.island()) {
-    if (session.sent[p] > session.adopted[p]) return;  // send_held_back()
+    if (session.sent[p] > session.adopted[p]) {
+      session.held_back.insert(p);
+      return;
+    }
     session.sent[p] = slot.state->version;
   }
   for (BulkLane& lane : session.lanes) {
@@ -122,7 +125,7 @@ void SyncerCore::Impl::queue_image(Session& session, FragmentId p) {
 
 // An island has adopted what was on its way: whatever came meanwhile follows.
 void SyncerCore::Impl::send_held_back(Session& session, FragmentId p) {
-  if (!session.island() || !session.whole || !slots[p].state || session.sent[p] == slots[p].state->version) return;
+  if (!session.whole || !slots[p].state || session.sent[p] > session.adopted[p] || session.held_back.erase(p) == 0) return;
   queue_image(session, p);
   pump(session);
 }

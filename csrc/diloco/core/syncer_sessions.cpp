@@ -194,8 +194,8 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
   std::size_t ranks = hello.parts;  // those of an island with a connection count as one learner each
   for (const auto& [id, session] : sessions) ranks += session.control != 0 ? session.lanes.size() : 0;
   if (ranks > settings.max_learners) {
-    return reject(peer, "full", fmt::format("max_learners = {}, and with this one there would be {} (ranks of islands are "
-                                            "counted too)", settings.max_learners, ranks));
+    return reject(peer, "full", fmt::format("max_learners = {} learners are here already{}", settings.max_learners,
+                                            ranks > live_sessions() + 1 ? " (each part of an island counts as one)" : ""));
   }
   if (!accounts.contains(header.incarnation) && !settled.contains(header.incarnation) && !room_for_newcomer()) {
     return reject(peer, "full", fmt::format("this run has had {} incarnations of learners, at most {} are remembered; "
@@ -238,7 +238,9 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
   session.control = peer;
   session.lane_token = options.random();
   session.account = &account;
-  session.liveness.start(now, settings.heartbeat_interval_s, settings.heartbeat_timeout_s);
+  // The WELCOME may take long on a slow link; who was given up on it before has longer, as long as a learner waits for it.
+  session.liveness.start(now, settings.heartbeat_interval_s, settings.heartbeat_timeout_s,
+                         settings.heartbeat_timeout_s * (1 + std::min(account.unheard, 5u)));
   session.clock = hello.clock;
   session.steps = hello.steps;
   session.tokens = hello.tokens;

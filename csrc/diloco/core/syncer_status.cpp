@@ -94,7 +94,8 @@ std::string SyncerCore::Impl::status_json() const {
          {"last_contact_s", now - account.last_contact}, {"versions", versions_json(account.adopted)},
          {"merged_fraction",
           tokens > 0 ? static_cast<double>(account.merged_tokens) / static_cast<double>(tokens) : 0.0},
-         {"bad_payloads", account.bad_payloads}, {"lives", sums.lives},
+         {"bad_payloads", account.bad_payloads}, {"lives", sums.lives}, {"ranks", session ? session->ranks : 0},
+         {"parts", session ? session->lanes.size() : 0}, {"parts_connected", session ? session->lanes_bound() : 0},
          {"ledger", {{"processed", sums.processed}, {"merged", sums.merged}, {"discarded", sums.discarded}}}});
   }
   for (const auto& [number, round] : rounds) {

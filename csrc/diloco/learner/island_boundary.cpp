@@ -158,6 +158,7 @@ bool Learner::Impl::island_join(Seconds timeout_s, const std::function<void()>& 
     const std::lock_guard lock(mutex);
     joined = plan_known && part->connected();
   }
+  waits = {};  // of boundaries only
   if (settings().mode == Mode::kDecoupled) start_exchange(uncounted, false, false);
   return joined;
 }

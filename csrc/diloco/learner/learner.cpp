@@ -10,6 +10,7 @@
 
 #include "diloco/base/errors.h"
 #include "diloco/base/version.h"
+#include "diloco/core/memory_budget.h"
 #include "diloco/learner/learner_impl.h"
 
 namespace diloco {
@@ -44,7 +45,8 @@ std::string checked_id(const std::string& given, const std::string& host) {
 
 Learner::Impl::Impl(LearnerOptions given, std::shared_ptr<ParameterStore> store,
                     std::unique_ptr<ClientTransport> given_transport)
-    : options(std::move(given)), host(host_name()), id(checked_id(options.learner_id, host)), mover(std::move(store)) {
+    : options(std::move(given)), host(host_name()), id(checked_id(options.learner_id, host)), mover(std::move(store)),
+      phases(options.phases) {
   while (incarnation == 0) incarnation = random_u64();
   random.seed(random_u64());
   TransportLimits limits;
@@ -228,6 +230,7 @@ std::uint64_t Learner::tokens_under_way(const std::function<void()>& interrupted
 }
 
 ExchangeWaits Learner::exchange_waits() const { return impl_->waits; }
+PhaseSeconds Learner::phase_seconds() const { return impl_->phases.seconds(); }
 
 std::string Learner::learner_id() const { return impl_->id; }
 
@@ -247,11 +250,17 @@ std::string Learner::describe() const {
   if (impl_->plan() == nullptr) return text + "; the plan comes with the syncer's welcome";
   const LearnerStats stats = impl_->core ? impl_->core->stats() : LearnerStats{};
   const Settings& settings = impl_->settings();
-  return text + fmt::format(", staged {:.1f} MiB, sent images {:.1f} MiB, arriving {:.1f} MiB; {} fragments, one sync of "
-                            "each per {} steps, {} steps under way; mode {}, merge {}, adopt {}, wire {}",
+  Layout held = impl_->layout();  // the run's order, of an island's rank with the shapes of its part
+  for (TensorSpec& tensor : held.tensors) tensor.shape = layout.tensors[index_of(layout, tensor.name)].shape;
+  const LearnerBudget budget = learner_budget(held, *impl_->plan(), settings, impl_->options.staging_bytes);
+  return text + fmt::format(", staged {:.1f} MiB, sent images {:.1f} MiB, arriving {:.1f} MiB; mostly {:.1f} MiB in all, at "
+                            "most {:.1f} MiB; {} fragments, one sync of each per {} steps, {} steps "
+                            "under way; mode {}, merge {}, adopt {}, wire {}",
                             static_cast<double>(stats.staged_bytes) * mib,
                             static_cast<double>(stats.sent_image_bytes) * mib,
-                            static_cast<double>(stats.arriving_bytes) * mib, impl_->plan()->size(),
+                            static_cast<double>(stats.arriving_bytes) * mib,
+                            static_cast<double>(budget.usual()) * mib, static_cast<double>(budget.most()) * mib,
+                            impl_->plan()->size(),
                             settings.sync_every, settings.overlap_steps, settings.get("mode"), settings.get("merge"),
                             settings.get("adopt"), settings.get("wire_dtype"));
 }

@@ -15,6 +15,7 @@
 
 #include "diloco/core/learner_core.h"
 #include "diloco/learner/parameter_store.h"
+#include "diloco/learner/phases.h"
 #include "diloco/learner/rank_group.h"
 #include "diloco/transport/transport.h"
 
@@ -40,6 +41,7 @@ struct LearnerOptions {
   Seconds linger_s = 2.0;            // close(): bound on sending what is queued
   std::optional<IslandMember> island;
   std::function<void(LogLevel, const std::string&)> log;  // called on the training thread only (from boundary() etc.)
+  std::shared_ptr<PhaseObserver> phases;                  // may be null
 };
 
 struct BoundaryResult {
@@ -76,6 +78,7 @@ class Learner {
   // Tokens of the island's last step if no boundary has counted them yet. Waits until all ranks have made that step.
   std::uint64_t tokens_under_way(const std::function<void()>& interrupted = {});
   ExchangeWaits exchange_waits() const;
+  PhaseSeconds phase_seconds() const;  // any thread
   std::string learner_id() const;
   Incarnation incarnation() const;
   // The tensor (index in the store's layout) as last received from the syncer, or as it was at construction. f32,

@@ -149,6 +149,7 @@ struct Learner::Impl {
 
   // Training thread.
   std::vector<std::uint32_t> pending_resets;
+  PhaseClock phases;
 
   // Training thread, of an island's rank.
   bool exchanging = false;                 // an exchange has been started and not ended

@@ -11,16 +11,21 @@
 namespace diloco {
 
 void Learner::Impl::stage_all() {
+  if (stages.empty()) return;
+  const PhaseClock::Range range(phases, Phase::kStage);
   for (const Staging& staging : stages) mover.stage(at(staging.pieces), staging.action.out->data());
   stages.clear();
 }
 
 std::uint32_t Learner::Impl::adopt_all() {
   const auto count = static_cast<std::uint32_t>(adoptions.size());
-  for (const Adoption& adoption : adoptions) {
-    mover.adopt(adoption.action, at(adoption.image), at(adoption.sent));
-    if (!adoption.action.reset_inner_state) continue;
-    for (const Piece& piece : at(adoption.image)) pending_resets.push_back(piece.tensor);
+  if (count > 0) {
+    const PhaseClock::Range range(phases, Phase::kAdopt);
+    for (const Adoption& adoption : adoptions) {
+      mover.adopt(adoption.action, at(adoption.image), at(adoption.sent));
+      if (!adoption.action.reset_inner_state) continue;
+      for (const Piece& piece : at(adoption.image)) pending_resets.push_back(piece.tensor);
+    }
   }
   adoptions.clear();
   pieces.clear();
@@ -49,7 +54,10 @@ std::uint32_t Learner::Impl::hold(std::unique_lock<std::mutex>& lock, const std:
     throw_if_failed();
     wake_if_needed();
     const std::uint64_t seen = io_events;
-    changed.wait_for(lock, kSlice, [&] { return io_events != seen; });
+    {
+      const PhaseClock::Range range(phases, Phase::kHold);
+      changed.wait_for(lock, kSlice, [&] { return io_events != seen; });
+    }
     if (interrupted) {
       lock.unlock();
       interrupted();

@@ -82,6 +82,7 @@ struct SessionBooks {
   Clock clock = 0;
   std::uint64_t steps = 0, tokens = 0;
   TimePoint last_step = 0.0, heard = 0.0;
+  bool heard_once = false;  // since its WELCOME
   double step_s = -1.0;                  // moving average; < 0: none yet
   std::vector<Version> adopted;          // as reported
   // By fragment: a contribution is on order; the open round waits for it; the last ARM has it.

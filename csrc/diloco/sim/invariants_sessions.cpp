@@ -125,7 +125,7 @@ void ShardInvariants::at_syncer(PeerId peer, const Header& header, Bytes payload
   const auto lane = at.lanes.find(peer);
   if (peer != session->control && (lane == at.lanes.end() || lane->second != session->id)) return;
   at.frame_from = session;
-  if (peer == session->control) session->heard = now;
+  if (peer == session->control) session->heard = now, session->heard_once = true;
   std::string why;
   switch (header.type) {
     case MessageType::kStep:
@@ -372,14 +372,14 @@ void ShardInvariants::Impl::check_armed(const SyncerCore& syncer) {
   }
 }
 
-// Somebody who says nothing for the whole timeout is not a member any more.
+// Somebody who says nothing for the whole timeout is not a member any more. To the WELCOME the answer may take longer.
 void ShardInvariants::Impl::check_silence() {
   if (sessions.empty()) return;
   auto it = sessions.upper_bound(silence_turn);
   if (it == sessions.end()) it = sessions.begin();
   silence_turn = it->first;
   const SessionBooks& books = it->second;
-  if (syncer_now > books.heard + settings.heartbeat_timeout_s + kTimeSlack) {
+  if (syncer_now > books.heard + settings.heartbeat_timeout_s * (books.heard_once ? 1 : 6) + kTimeSlack) {
     fail("liveness", fmt::format("{} has been silent for {:.3f} s and still has its session", books.life->id,
                                  syncer_now - books.heard));
   }

@@ -26,6 +26,14 @@ std::uint64_t resident_bytes() {
   return resident * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
+namespace {
+
+double wall_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
 std::string complete_status(const std::string& json, const TransportCounters& counters) {
   nlohmann::json status = nlohmann::json::parse(json, nullptr, false);
   if (!status.is_object()) return json;
@@ -33,13 +41,14 @@ std::string complete_status(const std::string& json, const TransportCounters& co
   status["cut"] = {{"malformed", counters.malformed}, {"endless", counters.endless}, {"unread", counters.unread}};
   if (!status["memory"].is_object()) status["memory"] = nlohmann::json::object();
   status["memory"]["rss_bytes"] = resident_bytes();
+  status["time"] = wall_time();
   return status.dump();
 }
 
 std::string with_wall_time(const std::string& json) {
   nlohmann::json line = nlohmann::json::parse(json, nullptr, false);
   if (!line.is_object()) return json;
-  line["time"] = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  line["time"] = wall_time();
   return line.dump();
 }
 

@@ -79,6 +79,7 @@ struct Syncer::Impl {
   // ---- the I/O thread ----
 
   void run() {
+    say_loopback_name();
     handle(Tick{});
     std::vector<TransportEvent> events;
     bool tick_served = true;
@@ -104,6 +105,16 @@ struct Syncer::Impl {
     for (auto& task : posted) task();
     posted.clear();
     ended_changed.notify_all();
+  }
+
+  // A name that a line in /etc/hosts leads to this machine itself: nobody else gets there, and nothing else would say so.
+  void say_loopback_name() {
+    const std::string bind = parse_endpoint(options.bind), host = bind.substr(6, bind.rfind(':') - 6);  // after tcp://
+    const bool address = host.find_first_not_of("0123456789.") == std::string::npos;
+    if (address || host == "localhost" || !is_loopback_endpoint(bind)) return;
+    log(LogLevel::kWarning, fmt::format("bind '{}' leads to a loopback address, {} (a line in /etc/hosts?): learners on other "
+                                        "machines do not get there; bind an address of this machine, or 0.0.0.0, with "
+                                        "--insecure", options.bind, endpoint));
   }
 
   void take(TransportEvent& event) {

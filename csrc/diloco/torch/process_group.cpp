@@ -8,14 +8,16 @@
 #include <utility>
 #include <vector>
 
+#include "diloco/base/clock.h"
 #include "diloco/base/errors.h"
 
 namespace diloco {
 namespace {
 
-// The first line, without the place in another library's source that it may begin with: "[.../pair.cc:534] Connection ...".
-std::string first_line(std::string text) {
+// The first sentence, without the place in another library's source that it may begin with: "[.../pair.cc:534] Read ...".
+std::string first_sentence(std::string text) {
   text = text.substr(0, text.find('\n'));
+  text = text.substr(0, text.find(". "));
   if (const auto end = text.find("] "); text.starts_with('[') && end != std::string::npos) text = text.substr(end + 2);
   while (text.ends_with('.') || text.ends_with(' ')) text.pop_back();
   return text;
@@ -25,9 +27,9 @@ std::string reason_of(const std::exception_ptr& thrown) {
   try {
     std::rethrow_exception(thrown);
   } catch (const c10::Error& error) {
-    return first_line(error.what_without_backtrace());
+    return first_sentence(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    return first_line(error.what());
+    return first_sentence(error.what());
   } catch (...) {
     return "unknown error";
   }
@@ -41,38 +43,45 @@ std::string reason_of(const std::exception_ptr& thrown) {
 }  // namespace
 
 struct Pending::State {
-  c10::intrusive_ptr<c10d::Work> work;
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
   std::vector<at::Tensor> tensors;
   std::string who;
   const char* call;
 };
 
-bool Pending::completed() const { return state_->work->isCompleted(); }
+bool Pending::completed() const {
+  return std::all_of(state_->works.begin(), state_->works.end(), [](const auto& work) { return work->isCompleted(); });
+}
 
 void Pending::wait() const {
-  try {
-    if (state_->work->wait()) return;
-  } catch (...) {
-    fail(state_->who, state_->call, std::current_exception());
+  for (const auto& work : state_->works) {
+    bool done = false;
+    try {
+      done = work->wait();
+    } catch (...) {
+      fail(state_->who, state_->call, std::current_exception());
+    }
+    if (!done) throw TransportError(state_->who + ": " + state_->call + " was aborted");
   }
-  throw TransportError(state_->who + ": " + state_->call + " was aborted");
 }
 
 bool Pending::wait_for(Seconds timeout_s) const {
-  if (completed()) {
-    wait();
-    return true;
+  const TimePoint deadline = monotonic_now() + timeout_s;
+  for (const auto& work : state_->works) {
+    const auto left = static_cast<std::int64_t>((deadline - monotonic_now()) * 1e3);
+    try {
+      if (!work->isCompleted()) work->wait(std::chrono::milliseconds(std::max<std::int64_t>(1, left)));
+    } catch (...) {
+      if (!work->isCompleted()) return false;  // the time is up; else it ended, and wait() below says how
+    }
   }
-  try {
-    state_->work->wait(std::chrono::milliseconds(std::max<std::int64_t>(1, static_cast<std::int64_t>(timeout_s * 1e3))));
-    return true;
-  } catch (...) {
-    if (completed()) fail(state_->who, state_->call, std::current_exception());
-    return false;
-  }
+  wait();
+  return true;
 }
 
-void Pending::order_after() const { state_->work->synchronize(); }
+void Pending::order_after() const {
+  for (const auto& work : state_->works) work->synchronize();
+}
 
 Collectives::Collectives(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
   if (!group) throw ConfigError("expected a process group that this rank belongs to, got none");
@@ -83,13 +92,18 @@ Collectives::Collectives(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
   who_ = "rank " + std::to_string(rank_) + " of " + std::to_string(size_);
 }
 
+Pending Collectives::pending(std::vector<c10::intrusive_ptr<c10d::Work>> works, std::vector<at::Tensor> tensors,
+                             const char* call) const {
+  return Pending(std::make_shared<Pending::State>(std::move(works), std::move(tensors), who_, call));
+}
+
 Pending Collectives::start_all_reduce(at::Tensor tensor, Reduce op) const {
   std::vector<at::Tensor> tensors{std::move(tensor)};
   c10d::AllreduceOptions options;
   options.reduceOp = op == Reduce::kMin ? c10d::ReduceOp::MIN : c10d::ReduceOp::SUM;
   try {
     auto work = group_->allreduce(tensors, options);
-    return Pending(std::make_shared<Pending::State>(std::move(work), std::move(tensors), who_, "all_reduce"));
+    return pending({std::move(work)}, std::move(tensors), "all_reduce");
   } catch (...) {
     fail(who_, "all_reduce", std::current_exception());
   }
@@ -101,29 +115,51 @@ Pending Collectives::start_broadcast(at::Tensor tensor, int root) const {
   options.rootRank = root;
   try {
     auto work = group_->broadcast(tensors, options);
-    return Pending(std::make_shared<Pending::State>(std::move(work), std::move(tensors), who_, "broadcast"));
+    return pending({std::move(work)}, std::move(tensors), "broadcast");
   } catch (...) {
     fail(who_, "broadcast", std::current_exception());
   }
 }
 
-Pending Collectives::start_all_gather(at::Tensor out, at::Tensor in) const {
-  if (out.dim() != in.dim() + 1 || out.size(0) != size_ || out.sizes().slice(1) != in.sizes() || !out.is_contiguous() ||
-      !in.is_contiguous() || out.scalar_type() != in.scalar_type() || out.device() != in.device()) {
-    throw ConfigError("all_gather: expected one contiguous row for each of " + std::to_string(size_) +
+Pending Collectives::start_all_gather(std::vector<at::Tensor> out, at::Tensor in) const {
+  const bool fits = out.size() == static_cast<std::size_t>(size_) && in.is_contiguous() &&
+                    std::all_of(out.begin(), out.end(), [&](const at::Tensor& row) {
+                      return row.sizes() == in.sizes() && row.is_contiguous() &&
+                             row.scalar_type() == in.scalar_type() && row.device() == in.device();
+                    });
+  if (!fits) {
+    throw ConfigError("all_gather: expected one contiguous tensor for each of " + std::to_string(size_) +
                       " ranks, of the shape, dtype and device of the input");
   }
-  std::vector<std::vector<at::Tensor>> rows(1);
-  for (int rank = 0; rank < size_; ++rank) rows[0].push_back(out.select(0, rank));
+  std::vector<std::vector<at::Tensor>> rows{std::move(out)};
   std::vector<at::Tensor> inputs{std::move(in)};
   try {
     auto work = group_->allgather(rows, inputs);
     std::vector<at::Tensor> kept = std::move(rows[0]);
     kept.push_back(std::move(inputs[0]));
-    return Pending(std::make_shared<Pending::State>(std::move(work), std::move(kept), who_, "all_gather"));
+    return pending({std::move(work)}, std::move(kept), "all_gather");
   } catch (...) {
     fail(who_, "all_gather", std::current_exception());
   }
+}
+
+Pending Collectives::start_exchange(std::vector<at::Tensor> rows) const {
+  if (rows.size() != static_cast<std::size_t>(size_)) {
+    throw ConfigError("exchange: expected one tensor for each of " + std::to_string(size_) + " ranks, got " +
+                      std::to_string(rows.size()));
+  }
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  try {
+    for (int rank = 0; rank < size_; ++rank) {
+      std::vector<at::Tensor> row{rows[static_cast<std::size_t>(rank)]};
+      c10d::BroadcastOptions options;
+      options.rootRank = rank;
+      works.push_back(group_->broadcast(row, options));
+    }
+  } catch (...) {
+    fail(who_, "exchange", std::current_exception());
+  }
+  return pending(std::move(works), std::move(rows), "exchange");
 }
 
 }  // namespace diloco

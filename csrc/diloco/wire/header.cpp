@@ -84,6 +84,8 @@ const char* message_name(MessageType type) {
     case MessageType::kStatus: return "STATUS";
     case MessageType::kStatusReply: return "STATUS_REPLY";
     case MessageType::kMiss: return "MISS";
+    case MessageType::kProbe: return "PROBE";
+    case MessageType::kProbeReply: return "PROBE_REPLY";
     case MessageType::kMarker: return "MARKER";
     case MessageType::kDonorOffer: return "DONOR_OFFER";
     case MessageType::kDonorRequest: return "DONOR_REQUEST";
@@ -166,10 +168,12 @@ std::uint64_t max_payload_bytes(MessageType type, std::uint64_t chunk_bytes) {
   switch (type) {
     case MessageType::kHello: return 16 * kMiB;    // names and shapes of every tensor
     case MessageType::kWelcome: return 32 * kMiB;  // the same, plan and settings
+    case MessageType::kProbeReply: return 32 * kMiB;  // may be a WELCOME's body
     case MessageType::kStatusReply: return 32 * kMiB;
     case MessageType::kBegin: return 2 * kMiB;     // a line per incarnation ever merged
     case MessageType::kStep:
     case MessageType::kArm: return kMiB;
+    case MessageType::kProbe: return kProbeFrameBytes;
     case MessageType::kReject:
     case MessageType::kHeartbeat:
     case MessageType::kVerdict:

@@ -37,6 +37,8 @@ enum class MessageType : std::uint8_t {
   kStatus = 15,    // monitor -> syncer, control: asks; needs no HELLO
   kStatusReply = 16,  // syncer -> monitor, control, JSON
   kMiss = 17,      // learner -> syncer, control, header only: nothing will come for the PULL of `fragment`
+  kProbe = 18,     // monitor -> syncer, control, any bytes: asks for `total` bytes back; needs no HELLO
+  kProbeReply = 19,  // syncer -> monitor, control: the bytes; or by its flags something else
   // Reserved; refused until built.
   kMarker = 32,
   kDonorOffer = 33,
@@ -46,6 +48,10 @@ enum class MessageType : std::uint8_t {
   kFinishAck = 37,
   kCtl = 38,
 };
+// Header::flags of kProbe and kProbeReply.
+constexpr std::uint8_t kProbeRun = 1;      // the body asked for, or sent, is that of a WELCOME: layout, plan, settings
+constexpr std::uint8_t kProbeRefused = 2;  // reply: the body is a text, why; `offset` = ms until asking again makes sense
+constexpr std::uint64_t kProbeFrameBytes = 256 << 10;  // payload of a kProbe, and what it may ask for
 const char* message_name(MessageType type);
 bool is_reserved(MessageType type);
 

@@ -413,10 +413,9 @@ std::optional<Hello> decode_hello(Bytes bytes, std::string* why) {
 
 // ---- LANE ----
 
-std::string encode(const Lane& m) { return m.part.empty() ? std::string() : pack({{"part", part_json(m.part)}}); }
+std::string encode(const Lane& m) { return pack({{"part", part_json(m.part)}}); }
 
 std::optional<Lane> decode_lane(Bytes bytes, std::string* why) {
-  if (bytes.empty()) return Lane{};
   return decode_map<Lane>(bytes, why, "LANE", [](const Map& map, Lane& m) { m.part = read_part(map, "part"); });
 }
 

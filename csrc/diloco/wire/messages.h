@@ -52,7 +52,7 @@ struct Hello {
   Part part;                                     // by tensor of `layout`; empty if parts = 1
 };
 
-// Body of LANE for the parts of an island: what the rank holds, by tensor of its leader's HELLO. Empty for part 0.
+// Body of LANE for the parts of an island but the leader's: what the rank holds, by tensor of its leader's HELLO.
 struct Lane {
   Part part;
 };

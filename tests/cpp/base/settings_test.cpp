@@ -1,5 +1,6 @@
 #include "diloco/base/settings.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <set>
@@ -115,7 +116,7 @@ TEST(Settings, ValuesOutOfRangeNameTheRange) {
       {{{"outer_lr", "0"}}, "outer_lr must be above 0 and at most 1000, got 0"},
       {{{"outer_lr", "nan"}}, "outer_lr must be above 0 and at most 1000, got nan"},
       {{{"chunk_bytes", "0"}}, "chunk_bytes must be at least 64 and at most 67108864, got 0"},
-      {{{"heartbeat_timeout_s", "inf"}}, "heartbeat_timeout_s must be above 0, got inf"},
+      {{{"heartbeat_timeout_s", "inf"}}, "heartbeat_timeout_s must be above 0 and at most 86400, got inf"},
   };
   for (const auto& c : cases) EXPECT_EQ(refusal(c.pairs), c.message);
 }
@@ -155,6 +156,37 @@ TEST(Settings, CombinationsWithoutSenseNameBothSides) {
       {{{"run_id", "a\nb"}}, "run_id must be at most 64 bytes without control characters"},
   };
   for (const auto& c : cases) EXPECT_EQ(refusal(c.pairs).substr(0, c.message.size()), c.message);
+}
+
+// The rule of docs/operations.md, Timeouts: whatever the order of the others, a heartbeat may be late once.
+TEST(Settings, TimeoutsInEveryOrderAreTakenOrRefusedByTheRule) {
+  const std::vector<double> values = {0.05, 0.1, 0.25, 1, 2, 5, 7.5, 60, 3600};
+  int taken = 0, refused = 0;
+  for (const double interval : values) {
+    for (const double timeout : values) {
+      for (const double grace : values) {
+        for (const char* kind : {"fixed", "adaptive"}) {
+          const Pairs pairs = {
+              {"heartbeat_interval_s", fmt::format("{}", interval)},
+              {"heartbeat_timeout_s", fmt::format("{}", timeout)},
+              {"grace", kind},
+              {std::string(kind) == "fixed" ? "grace_s" : "grace_cap_s", fmt::format("{}", grace)}};
+          const std::string why = refusal(pairs);
+          if (timeout >= 2 * interval) {
+            EXPECT_EQ(why, "");
+            ++taken;
+          } else {
+            EXPECT_EQ(why, fmt::format("heartbeat_timeout_s must be at least twice heartbeat_interval_s ({}), got {}; one late "
+                                       "heartbeat would end a session", interval, timeout));
+            ++refused;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(taken, 100);
+  EXPECT_GT(refused, 100);
+  EXPECT_EQ(refusal({{"heartbeat_timeout_s", "86401"}}), "heartbeat_timeout_s must be above 0 and at most 86400, got 86401");
 }
 
 TEST(Presets, SetEverythingThatIsNotGivenInAnyOrder) {

@@ -3,10 +3,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "diloco/base/errors.h"
 #include "learner/net_test.h"
+#include "scratch_dir.h"
 
 namespace diloco {
 namespace {
@@ -42,6 +44,51 @@ TEST_P(Lifecycle, SyncerLostAndReplacedOnTheSamePort) {
   EXPECT_GT(epoch_of(*syncer), before);
   EXPECT_GT(learner->stats().reconnects, 0u);
   learner->close(5);
+}
+
+// The syncer hears of every polite end as one: the bulk connection does not end before the goodbye is read.
+TEST_P(Lifecycle, APoliteEndIsAlwaysAGoodbye) {
+  const ScratchDir dir;
+  SyncerOptions options;
+  options.settings = small_settings();
+  options.event_log = dir.path() + "/events.jsonl";
+  const auto syncer = net.syncer(options);
+  constexpr int kTimes = 60;
+  for (int i = 0; i < kTimes; ++i) {
+    Bowl bowl(1.0f);
+    const auto learner = net.learner(syncer->endpoint(), named("guest"), bowl.store);
+    ASSERT_TRUE(learner->join(20));
+    bowl.step(0.1f);
+    learner->boundary({1});
+    learner->close(5);
+  }
+  syncer->stop(0);
+  int goodbyes = 0, leaves = 0;
+  std::ifstream in(options.event_log);
+  for (std::string line; std::getline(in, line);) {
+    const auto event = nlohmann::json::parse(line);
+    if (event["event"] != "leave") continue;
+    ++leaves;
+    goodbyes += event["why"] == "said goodbye";
+  }
+  EXPECT_EQ(leaves, kTimes);
+  EXPECT_EQ(goodbyes, kTimes);
+}
+
+// A newcomer has nothing of the run yet: with blending too, its first weights are the run's and not half its own.
+TEST_P(Lifecycle, ANewcomersFirstWeightsAreTheRunsWhateverTheAdoption) {
+  for (const Adopt adopt : {Adopt::kRebase, Adopt::kOverwrite, Adopt::kBlend}) {
+    SyncerOptions options;
+    options.settings = small_settings();
+    options.settings.adopt = adopt;
+    const auto syncer = net.syncer(options);
+    Bowl first(1.0f, bowl_shapes(), 4.0f), second(1.0f, bowl_shapes(), -7.0f);
+    const auto one = net.learner(syncer->endpoint(), named("one"), first.store);
+    ASSERT_TRUE(one->join(20));
+    const auto other = net.learner(syncer->endpoint(), named("other"), second.store);
+    ASSERT_TRUE(other->join(20));
+    EXPECT_LT(second.distance_to(4.0f), 1e-6) << static_cast<int>(adopt);
+  }
 }
 
 // F049: leaving is bounded whether the syncer never was, or went away.

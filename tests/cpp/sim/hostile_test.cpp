@@ -1,111 +1,12 @@
 // Peers that say what no learner says, told to the bare core.
-#include <algorithm>
-#include <random>
-
 #include "diloco/core/credit.h"
 #include "resident.h"
-#include "sim/clusters.h"
+#include "sim/bare_syncer.h"
 
 namespace diloco::sim {
 namespace {
 
-struct Hostile : ::testing::Test {
-  Hostile() {
-    settings.sync_every = 12;
-    settings.num_fragments = 2;
-    settings.chunk_bytes = 1 << 16;
-    settings.credit_window_bytes = 1 << 20;
-  }
-  void make() {
-    SyncerCoreOptions options;
-    options.settings = settings;
-    options.random = [this] { return random(); };
-    core = std::make_unique<SyncerCore>(std::move(options));
-  }
-  std::vector<SyncerAction> handle(const SyncerEvent& event) { return keep(core->handle(event, now += 0.001)); }
-  // Keeps what was sent; work is done at once.
-  std::vector<SyncerAction> keep(std::vector<SyncerAction> actions) {
-    for (auto& action : actions) {
-      if (auto* send = std::get_if<SendTo>(&action)) sent.push_back(*send);
-      if (auto* cut = std::get_if<CutPeer>(&action)) cuts.push_back(*cut);
-      if (auto* init = std::get_if<RunInit>(&action)) handle(InitDone{init->job, run_init(init->init)});
-    }
-    return actions;
-  }
-  void frame(PeerId peer, Header header, const std::string& body = {}) {
-    handle(FrameEvent{peer, header, std::as_bytes(std::span(body.data(), body.size()))});
-  }
-  static Header header_of(MessageType type, Incarnation incarnation, SessionId session = 0) {
-    Header header;
-    header.type = type;
-    header.incarnation = incarnation;
-    header.session = session;
-    return header;
-  }
-  // The last message of this type to this peer.
-  const OutFrame* last(PeerId peer, MessageType type) const {
-    for (auto it = sent.rbegin(); it != sent.rend(); ++it) {
-      if (it->peer == peer && it->frame.header.type == type) return &it->frame;
-    }
-    return nullptr;
-  }
-  std::size_t count(PeerId peer, MessageType type) const {
-    return std::count_if(sent.begin(), sent.end(),
-                         [&](const SendTo& one) { return one.peer == peer && one.frame.header.type == type; });
-  }
-  // HELLO, and LANE on the next peer number; the session's number, or 0.
-  SessionId join(PeerId control, Incarnation incarnation, std::uint64_t credit, const std::string& id) {
-    Hello hello;
-    hello.learner_id = id;
-    hello.layout = layout;
-    hello.downlink_credit = credit;
-    frame(control, header_of(MessageType::kHello, incarnation), encode(hello));
-    const OutFrame* welcome = last(control, MessageType::kWelcome);
-    if (!welcome) return 0;
-    const SessionId session = welcome->header.session;
-    std::string why;
-    const auto body = decode_welcome(std::as_bytes(std::span(welcome->body.data(), welcome->body.size())), &why);
-    EXPECT_TRUE(body) << why;
-    Header lane = header_of(MessageType::kLane, incarnation, session);
-    lane.transfer = body->lane_token;
-    frame(control + 1, lane);
-    return session;
-  }
-  // Uploads a fragment's anchor of zeros.
-  void upload(PeerId bulk, Incarnation incarnation, SessionId session, FragmentId fragment, std::uint64_t transfer,
-              const MergedTable& merged) {
-    Begin begin;
-    begin.kind = PayloadKind::kAnchor;
-    begin.fragment = fragment;
-    begin.merged = merged;
-    const auto bytes = payload_layout(core->layout(), core->plan(), fragment, PayloadKind::kAnchor, settings).bytes;
-    Header header = header_of(MessageType::kBegin, incarnation, session);
-    header.fragment = fragment;
-    header.transfer = transfer;
-    header.total = bytes;
-    frame(bulk, header, encode(begin));
-    header.type = MessageType::kChunk;
-    for (std::uint64_t at = 0; at < bytes; at += settings.chunk_bytes) {
-      header.offset = at;
-      frame(bulk, header, std::string(std::min(settings.chunk_bytes, bytes - at), '\0'));
-    }
-  }
-  std::uint64_t chunk_bytes_to(PeerId peer) const {
-    std::uint64_t bytes = 0;
-    for (const auto& one : sent) {
-      if (one.peer == peer && one.frame.header.type == MessageType::kChunk) bytes += one.frame.slice.size;
-    }
-    return bytes;
-  }
-
-  Settings settings;
-  Layout layout = small_layout(2, 4, 5);
-  std::mt19937_64 random{3};
-  std::unique_ptr<SyncerCore> core;
-  TimePoint now = 0.0;
-  std::vector<SendTo> sent;
-  std::vector<CutPeer> cuts;
-};
+struct Hostile : BareSyncer {};
 
 TEST_F(Hostile, NoCreditBuysMoreThanTheSyncersOwnWindow) {
   layout = small_layout(2, 2048, 2048);  // 16 MiB a fragment
@@ -291,6 +192,166 @@ TEST_F(Hostile, ALifeThatIsOverCostsLittle) {
   EXPECT_LT(core->status_json(now).size(), size + 100);
   const std::uint64_t each = (resident_bytes() - before) / (kLives - kWarm);
   EXPECT_TRUE(!kResidentTells || each < 600) << each;
+}
+
+// An island of two parts, each with half the rows of both tensors, told by hand: part 0 on 10 and 11, part 1 on 12.
+struct HostileIsland : Hostile {
+  void join_island() {
+    make();
+    Hello hello;
+    hello.learner_id = "island";
+    hello.layout = layout;
+    hello.downlink_credit = 1 << 20;
+    hello.ranks = hello.parts = 2;
+    for (const auto& tensor : layout.tensors) hello.part.push_back(half(tensor, 0));
+    frame(10, header_of(MessageType::kHello, 1), encode(hello));
+    const OutFrame* welcome = last(10, MessageType::kWelcome);
+    ASSERT_NE(welcome, nullptr);
+    session = welcome->header.session;
+    std::string why;
+    token = decode_welcome(std::as_bytes(std::span(welcome->body.data(), welcome->body.size())), &why)->lane_token;
+    lane(11, 0);
+    lane(12, 1);
+  }
+  static Box half(const TensorSpec& tensor, std::int64_t which) {
+    Box box = whole_box(tensor);
+    const std::int64_t rows = tensor.shape[0] / 2;
+    box.offset[0] = which * rows;
+    box.shape[0] = which == 0 ? rows : tensor.shape[0] - rows;
+    return box;
+  }
+  void lane(PeerId peer, std::uint16_t part, std::uint16_t parts = 2) {
+    Header header = header_of(MessageType::kLane, 1, session);
+    header.transfer = token;
+    header.part = part;
+    header.parts = parts;
+    header.offset = 1 << 20;
+    Lane body;
+    for (const auto& tensor : layout.tensors) body.part.push_back(half(tensor, part));
+    frame(peer, header, part == 0 ? std::string() : encode(body));
+  }
+  // BEGIN and all bytes of one part.
+  void upload_part(PeerId peer, std::uint16_t part, Begin begin, std::uint64_t transfer, Incarnation incarnation = 1) {
+    Part held;
+    for (const auto& tensor : layout.tensors) held.push_back(half(tensor, part));
+    const auto bytes = payload_layout(layout_of_part(layout, held), core->plan(), begin.fragment, begin.kind, settings).bytes;
+    Header header = header_of(MessageType::kBegin, incarnation, session);
+    header.fragment = begin.fragment;
+    header.part = part;
+    header.parts = 2;
+    header.transfer = transfer;
+    header.total = bytes;
+    frame(peer, header, encode(begin));
+    for (std::uint64_t at = 0; at < bytes;) {
+      const auto size = std::min<std::uint64_t>(settings.chunk_bytes, bytes - at);
+      header.type = MessageType::kChunk;
+      header.offset = at;
+      frame(peer, header, std::string(size, '\0'));
+      at += size;
+    }
+  }
+  // Weights for both fragments, then a step, so that rounds open; the fragment asked for.
+  FragmentId get_pulled() {
+    for (FragmentId p = 0; p < 2; ++p) {
+      Begin anchor;
+      anchor.kind = PayloadKind::kAnchor;
+      anchor.fragment = p;
+      upload_part(11, 0, anchor, 1 + p);
+      upload_part(12, 1, anchor, 1 + p);
+    }
+    EXPECT_TRUE(core->fragment(0) && core->fragment(1));
+    Step step{24, 24, 24, {}};
+    for (FragmentId p = 0; p < 2; ++p) step.adopted.push_back({p, core->fragment(p)->version});
+    frame(10, header_of(MessageType::kStep, 1, session), encode(step));
+    const OutFrame* pull = last(10, MessageType::kPull);
+    EXPECT_NE(pull, nullptr);
+    return pull->header.fragment;
+  }
+  Begin contribution(FragmentId p) const {
+    Begin begin;
+    begin.fragment = p;
+    begin.base = core->fragment(p)->version;
+    begin.to = begin.c_steps = begin.step = begin.clock = 24;
+    return begin;
+  }
+  SessionId session = 0;
+  std::uint64_t token = 0;
+};
+
+TEST_F(HostileIsland, IsAskedForOnePartEachAndMergedWhenAllAreIn) {
+  join_island();
+  const FragmentId p = get_pulled();
+  const Begin begin = contribution(p);
+  upload_part(11, 0, begin, 3);
+  const OutFrame* pull = last(12, MessageType::kPull);
+  ASSERT_NE(pull, nullptr);
+  std::string why;
+  const auto asked = decode_pull(std::as_bytes(std::span(pull->body.data(), pull->body.size())), &why);
+  ASSERT_TRUE(asked) << why;
+  EXPECT_EQ(asked->step, 24u);
+  EXPECT_EQ(asked->base, begin.base);
+  upload_part(12, 1, begin, 3);
+  EXPECT_TRUE(cuts.empty());
+}
+
+TEST_F(HostileIsland, PartsThatDisagreeAreRefusedInWords) {
+  const auto refusal = [&](const std::function<void(Begin&)>& change, Incarnation incarnation = 1) {
+    sent.clear();
+    cuts.clear();
+    join_island();
+    const FragmentId p = get_pulled();
+    Begin begin = contribution(p);
+    upload_part(11, 0, begin, 3);
+    change(begin);
+    upload_part(12, 1, begin, 3, incarnation);
+    EXPECT_FALSE(cuts.empty());
+    const OutFrame* reject = last(10, MessageType::kReject);
+    return reject ? reject->body : std::string();
+  };
+  EXPECT_NE(refusal([](Begin& begin) { begin.step = 23; }).find("step 23"), std::string::npos);
+  EXPECT_NE(refusal([](Begin& begin) { begin.c_steps = 7; }).find("7 of its steps new"), std::string::npos);
+  EXPECT_NE(refusal([](Begin& begin) { begin.base = {1, 9}; }).find("base 1.9"), std::string::npos);
+  EXPECT_NE(refusal([](Begin&) {}, 2).find("incarnation 0000000000000002"), std::string::npos);
+}
+
+TEST_F(HostileIsland, APartThatIsGoneDropsTheWholeAndItIsAskedAgain) {
+  join_island();
+  const FragmentId p = get_pulled();
+  upload_part(11, 0, contribution(p), 3);
+  const auto asked = count(10, MessageType::kPull);
+  Header miss = header_of(MessageType::kMiss, 1, session);
+  miss.fragment = p;
+  miss.part = 1;
+  miss.parts = 2;
+  frame(12, miss);
+  EXPECT_TRUE(cuts.empty());
+  EXPECT_EQ(count(10, MessageType::kPull), asked + 1);
+  EXPECT_EQ(core->payload_bytes_held(), payload_layout(layout, core->plan(), p, PayloadKind::kContribution, settings).bytes +
+                                            payload_layout(layout, core->plan(), 1 - p, PayloadKind::kContribution, settings).bytes)
+      << "of the two PULLs that are out, and no more";
+}
+
+TEST_F(HostileIsland, ALaneThatIsBoundTwiceEndsTheSession) {
+  join_island();
+  lane(13, 1);
+  EXPECT_GE(std::count_if(cuts.begin(), cuts.end(), [](const CutPeer& cut) { return cut.peer == 10; }), 1);
+}
+
+TEST_F(HostileIsland, ALaneOfAnotherNumberOfPartsIsNotBound) {
+  join_island();
+  lane(13, 0, 3);
+  ASSERT_EQ(cuts.size(), 1u);
+  EXPECT_EQ(cuts[0].peer, 13u);
+}
+
+TEST_F(HostileIsland, ARankThatIsSilentEndsTheSession) {
+  join_island();
+  for (int i = 0; i < 30; ++i) {
+    now += settings.heartbeat_interval_s / 2;
+    frame(10, header_of(MessageType::kHeartbeat, 1, session));
+  }
+  ASSERT_FALSE(cuts.empty());
+  EXPECT_NE(cuts[0].why.find("part 1 silent"), std::string::npos) << cuts[0].why;
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <ctime>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -21,6 +22,7 @@ TEST(Report, StatusGetsBytesAndResidentMemory) {
   EXPECT_EQ(status["epoch"], 3);
   EXPECT_EQ(status["bytes"]["in"], 7);
   EXPECT_EQ(status["bytes"]["out"], 9);
+  EXPECT_NEAR(status["time"].get<double>(), static_cast<double>(std::time(nullptr)), 60.0);
   EXPECT_EQ(status["memory"]["payload_bytes"], 5);
   EXPECT_GT(status["memory"]["rss_bytes"].get<std::uint64_t>(), 1u << 20);
 }

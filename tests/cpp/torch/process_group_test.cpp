@@ -43,10 +43,24 @@ TEST(Collectives, ReduceBroadcastAndGather) {
   EXPECT_TRUE(at::equal(to, from));
 
   const at::Tensor rows = at::zeros({2, 3}), same = at::zeros({2, 3});
-  two.a.start_all_gather(rows, from);
-  two.b.all_gather(same, from + 1.0f);
+  two.a.start_all_gather(rows.unbind(), from);
+  two.b.all_gather(same.unbind(), from + 1.0f);
   EXPECT_TRUE(at::equal(rows, at::stack({from, from + 1.0f})));
   EXPECT_TRUE(at::equal(same, rows));
+}
+
+TEST(Collectives, ExchangeGathersInPlace) {
+  Two two;
+  const at::Tensor all = at::arange(4.0f).reshape({2, 2}), a = all.clone(), b = all.clone();
+  a[1].zero_();
+  b[0].zero_();
+  const Pending first = two.a.start_exchange(a.unbind());
+  EXPECT_FALSE(first.wait_for(0.01));
+  two.b.start_exchange(b.unbind()).wait();
+  EXPECT_TRUE(first.wait_for(0.01));
+  EXPECT_TRUE(at::equal(a, all));
+  EXPECT_TRUE(at::equal(b, all));
+  EXPECT_THROW(two.a.start_exchange({at::zeros({1})}), ConfigError);
 }
 
 TEST(Collectives, StartingDoesNotWait) {
@@ -71,7 +85,7 @@ TEST(Collectives, OrderAfterIsNoHostWait) {
 
 TEST(Collectives, AGroupThatFailsIsATransportErrorOfOneSentence) {
   Two two;
-  two.room->failure = "[/build/gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:4242.\nmore lines";
+  two.room->failure = "[/build/gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:4242. Good luck!\nmore";
   try {
     two.a.all_reduce(at::ones({1}), Reduce::kSum);
     FAIL() << "expected a TransportError";
@@ -92,9 +106,9 @@ TEST(Collectives, AFailureWhileUnderWayIsThrownByTheWait) {
 
 TEST(Collectives, RefusesRowsThatDoNotFit) {
   Two two;
-  EXPECT_THROW(two.a.start_all_gather(at::zeros({3, 2}), at::zeros({2})), ConfigError);
-  EXPECT_THROW(two.a.start_all_gather(at::zeros({2, 2}), at::zeros({3})), ConfigError);
-  EXPECT_THROW(two.a.start_all_gather(at::zeros({2, 2}), at::zeros({2}, at::kLong)), ConfigError);
+  EXPECT_THROW(two.a.start_all_gather(at::zeros({3, 2}).unbind(), at::zeros({2})), ConfigError);
+  EXPECT_THROW(two.a.start_all_gather(at::zeros({2, 2}).unbind(), at::zeros({3})), ConfigError);
+  EXPECT_THROW(two.a.start_all_gather(at::zeros({2, 2}).unbind(), at::zeros({2}, at::kLong)), ConfigError);
   EXPECT_THROW(Collectives(c10::intrusive_ptr<c10d::ProcessGroup>()), ConfigError);
 }
 

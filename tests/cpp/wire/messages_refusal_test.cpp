@@ -47,6 +47,9 @@ TEST(WireRefusal, EveryMissingKeyIsNamed) {
     if (kind.name == "STEP") continue;
     const json whole = unpack(kind.sample(random));
     for (const auto& [key, value] : whole.items()) {
+      // Said by islands only.
+      const std::string name = kind.name + "." + key;
+      if (name == "HELLO.ranks" || name == "PULL.step" || name == "PULL.base" || name == "BEGIN.step") continue;
       json without = whole;
       without.erase(key);
       std::string why;

@@ -41,7 +41,41 @@ TEST(WireMessages, HelloKeepsEveryField) {
     EXPECT_EQ(back.steps, m.steps);
     EXPECT_EQ(back.clock, m.clock);
     EXPECT_EQ(back.downlink_credit, m.downlink_credit);
+    EXPECT_EQ(back.ranks, m.ranks);
+    EXPECT_EQ(back.parts, m.parts);
+    EXPECT_EQ(back.part, m.part);
   }
+}
+
+TEST(WireMessages, HelloOfOneProcessSaysNothingOfIslands) {
+  Random random(14);
+  Hello m = any_hello(random);
+  m.ranks = m.parts = 1;
+  m.part.clear();
+  const std::string bytes = encode(m);
+  EXPECT_EQ(bytes.find("ranks"), std::string::npos);
+  EXPECT_EQ(decode_hello(as_bytes(bytes), nullptr).value().ranks, 1u);
+}
+
+TEST(WireMessages, HelloOfAnIslandHasAPartOfEveryTensorAndSensibleNumbers) {
+  Random random(15);
+  const auto refused = [&](const std::function<void(Hello&)>& change) {
+    Hello m = any_hello(random);
+    m.role = Role::kLearner;
+    m.ranks = 4, m.parts = 2;
+    m.part = any_part(random, m.layout.tensors.size());
+    change(m);
+    std::string why;
+    EXPECT_FALSE(decode_hello(as_bytes(encode(m)), &why).has_value());
+    return why;
+  };
+  EXPECT_NE(refused([](Hello& m) { m.parts = 5; }).find("ranks = 4 and parts = 5"), std::string::npos);
+  EXPECT_NE(refused([](Hello& m) { m.parts = 0; }).find("parts = 0"), std::string::npos);
+  EXPECT_NE(refused([](Hello& m) { m.ranks = 1 << 20, m.parts = kMaxParts + 1; }).find("at most 4096 parts"),
+            std::string::npos);
+  EXPECT_NE(refused([](Hello& m) { m.part.emplace_back(); }).find("part has"), std::string::npos);
+  EXPECT_NE(refused([](Hello& m) { m.part[0] = {{1}, {1, 2}, false}; }).find("part[0].shape has 2 entries, expected 1"),
+            std::string::npos);
 }
 
 TEST(WireMessages, WelcomeKeepsEveryField) {

@@ -62,6 +62,18 @@ inline Plan any_plan(Random& random, const Layout& layout) {
   return plan;
 }
 
+inline Part any_part(Random& random, std::size_t tensors) {
+  Part part(tensors);
+  for (Box& box : part) {
+    box.absent = below(random, 5) == 0;
+    for (std::size_t d = box.absent ? 0 : below(random, 4); d > 0; --d) {
+      box.offset.push_back(static_cast<std::int64_t>(below(random, 300)));
+      box.shape.push_back(static_cast<std::int64_t>(below(random, 300)));
+    }
+  }
+  return part;
+}
+
 inline Version any_version(Random& random) { return {any_uint(random) >> 2, any_uint(random) >> 2}; }
 
 inline std::map<std::string, std::string> any_settings(Random& random) {
@@ -89,8 +101,15 @@ inline Hello any_hello(Random& random) {
   m.steps = any_uint(random);
   m.clock = any_uint(random);
   m.downlink_credit = any_uint(random);
+  if (below(random, 2)) {
+    m.parts = static_cast<std::uint32_t>(1 + below(random, 8));
+    m.ranks = m.parts + static_cast<std::uint32_t>(1 + below(random, 8));
+    if (m.parts > 1) m.part = any_part(random, m.layout.tensors.size());
+  }
   return m;
 }
+
+inline Lane any_lane(Random& random) { return {any_part(random, below(random, 6))}; }
 
 inline Welcome any_welcome(Random& random) {
   Welcome m;
@@ -135,7 +154,8 @@ inline Arm any_arm(Random& random) {
 
 inline Pull any_pull(Random& random) {
   return {static_cast<PayloadKind>(below(random, 2)), static_cast<FragmentId>(random()), any_uint(random),
-          any_uint(random), any_uint(random), any_uint(random)};
+          any_uint(random), any_uint(random), any_uint(random), below(random, 2) ? any_uint(random) : 0,
+          below(random, 2) ? any_version(random) : Version{}};
 }
 
 inline Begin any_begin(Random& random) {
@@ -147,6 +167,7 @@ inline Begin any_begin(Random& random) {
   m.from = any_uint(random) / 2;
   m.to = m.from + any_uint(random) / 2;
   m.c_steps = any_uint(random);
+  m.step = below(random, 2) ? any_uint(random) : 0;
   m.clock = any_uint(random);
   for (std::size_t i = below(random, 6); i > 0; --i) m.merged.emplace_back(random() | 1, any_uint(random));
   return m;
@@ -165,7 +186,7 @@ inline Verdict any_verdict(Random& random) {
 
 inline Header any_header(Random& random) {
   Header h;
-  h.type = static_cast<MessageType>(1 + below(random, 16));
+  h.type = static_cast<MessageType>(1 + below(random, 19));
   h.flags = static_cast<std::uint8_t>(random());
   h.session = random();
   h.epoch = any_uint(random);
@@ -204,6 +225,7 @@ Kind kind(std::string name, Make make, Decode decode) {
 inline const std::vector<Kind>& kinds() {
   static const std::vector<Kind> all = {
       kind("HELLO", any_hello, decode_hello),
+      kind("LANE", any_lane, decode_lane),
       kind("WELCOME", any_welcome, decode_welcome),
       kind("REJECT", [](Random& r) { return Reject{any_text(r, 20), any_text(r, 90)}; }, decode_reject),
       kind("STEP", any_step, decode_step),

@@ -1,0 +1,86 @@
+"""Process groups of torch: which one the caller means, and a second one over which its ranks agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed.device_mesh import DeviceMesh
+
+from diloco._rank_group import Meeting
+
+Group = distributed.ProcessGroup | DeviceMesh
+
+
+def resolve(group: Group | None, backend: str | None) -> distributed.ProcessGroup:
+    """The process group that is meant: a group, a device mesh of one dimension, or all ranks of the job.
+
+    With `backend`, a new group of all ranks that uses it. ValueError and TypeError say what was expected.
+    """
+    if not distributed.is_available() or not distributed.is_initialized():
+        raise ValueError(
+            "torch.distributed is not initialised: start the script with torchrun and call "
+            "torch.distributed.init_process_group() first"
+        )
+    if backend is not None:
+        return _new_group(group, backend)
+    if group is None:
+        group = distributed.group.WORLD
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            raise ValueError(
+                f"expected one dimension of a device mesh, got all {group.ndim} ({group.mesh_dim_names}); "
+                'name the one whose ranks are the learners: mesh["replicate"]'
+            )
+        group = group.get_group()
+    if isinstance(group, int):  # what new_group() returns to ranks outside
+        raise ValueError("this rank is not in the process group; only its ranks may be learners of it")
+    if not isinstance(group, distributed.ProcessGroup):
+        raise TypeError(f"group: expected a torch ProcessGroup or a DeviceMesh, got {type(group).__name__}")
+    return group
+
+
+def _new_group(group: object, backend: str) -> distributed.ProcessGroup:
+    if group is not None:
+        raise ValueError("give a group, which has its backend, or backend=, for a new group of all ranks; got both")
+    if backend not in ("gloo", "nccl"):
+        raise ValueError(f"backend must be gloo or nccl, got {backend!r}")
+    if backend == "nccl" and not distributed.is_nccl_available():
+        raise ValueError(
+            f"backend = nccl was asked for and this torch ({torch.__version__}) is built without NCCL; "
+            "use gloo, or install a torch for CUDA"
+        )
+    return _made(distributed.new_group(backend=backend))
+
+
+def control_of(group: distributed.ProcessGroup) -> distributed.ProcessGroup:
+    """A Gloo group of the same ranks, with the same timeout. Only they need to call this."""
+    meeting = Meeting(group)
+    return meeting.group("control", range(meeting.size))
+
+
+def merges_on_device(group: distributed.ProcessGroup, tensors: Iterable[Tensor]) -> bool:
+    """True if the group moves the tensors on their device by itself (NCCL), so that they are merged there; false if
+    everything goes through host memory. ValueError if it can do neither."""
+    devices = {tensor.device.type for tensor in tensors}
+    names = {device.type: _backend(group, device).name() for device in group._device_types}
+    if len(devices) == 1 and names.get(*devices) not in (None, "gloo"):
+        return devices != {"cpu"}
+    if "cpu" not in names:
+        where = " and ".join(sorted(devices))
+        raise ValueError(
+            f"the group's backend ({', '.join(sorted(set(names.values())))}) cannot move tensors that are on {where}; "
+            "move the model to the group's device, or use a gloo group"
+        )
+    return False
+
+
+def _backend(group: distributed.ProcessGroup, device: torch.device) -> Any:
+    return group._get_backend(device)
+
+
+def _made(group: object) -> distributed.ProcessGroup:
+    assert isinstance(group, distributed.ProcessGroup)
+    return group
