@@ -67,7 +67,7 @@ class SayWarnings(logging.Handler):
 
 def make_model(how: str = "alone", seed: int = 0) -> nn.Sequential:
     """33 rows and 5 rows do not divide by 2, one row leaves a rank with nothing."""
-    hidden = 34 if how == "tp" else 33  # torch computes in parallel on equal shards only
+    hidden = 34 if how in ("tp", "2d", "whole34") else 33  # torch computes in parallel on equal shards only
     generator = torch.Generator().manual_seed(seed)
     model = nn.Sequential(nn.Linear(17, hidden), nn.Tanh(), nn.Linear(hidden, 5), nn.Tanh(), nn.Linear(5, 1))
     with torch.no_grad():
@@ -83,13 +83,24 @@ def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def shard(model: nn.Module, how: str, group: dist.ProcessGroup | None = None) -> nn.Module:
     ranks = dist.get_world_size(group) if dist.is_initialized() else 1
-    if how in ("alone", "replicas"):  # replicas that do not talk to each other: the same data makes them equal
+    if how in (
+        "alone",
+        "whole34",
+        "replicas",
+    ):  # replicas that do not talk to each other: the same data makes them equal
         return model
     if how == "ddp":
         return DistributedDataParallel(model, process_group=group)
     if how == "tp":
         plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
         return parallelize_module(model, init_device_mesh("cpu", (ranks,)), plan)
+    if how == "2d":
+        grid = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("data", "tensor"))
+        model = parallelize_module(model, grid["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        for layer in model:  # type: ignore[attr-defined]
+            if isinstance(layer, nn.Linear):
+                fully_shard(layer, mesh=grid["data"])
+        return fully_shard(model, mesh=grid["data"])
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     options = {"mp_policy": policy} if how == "fsdp_bf16" else {}
     if how == "hsdp":
@@ -116,15 +127,19 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 def backward(model: nn.Module, number: int, how: str, group: dist.ProcessGroup | None = None) -> None:
     """Of this rank's rows of the batch; of all of them where ranks compute together on the same data."""
     inputs, targets = batch(number)
-    if how not in ("tp", "replicas", "alone"):
+    if how not in ("tp", "replicas", "alone", "whole34"):
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        if how == "2d":
+            rank, ranks = rank // 2, 2
         inputs, targets = inputs[rank::ranks], targets[rank::ranks]
     nn.functional.mse_loss(model(inputs).float(), targets).backward()
 
 
 def tokens_of_rank(how: str, group: dist.ProcessGroup | None = None) -> int:
-    if how == "alone":
+    if how in ("alone", "whole34"):
         return BATCH
+    if how == "2d":
+        return BATCH // 2 if dist.get_rank(group) % 2 == 0 else 0
     if how in ("tp", "replicas"):
         return BATCH if dist.get_rank(group) == 0 else 0
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
@@ -192,12 +207,6 @@ class Commands:
         return command
 
 
-def compute(seconds: float) -> None:
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        pass
-
-
 def wrap(model: nn.Module, how: str, kind: str, syncer: str, **options: Any) -> diloco.DiLoCoOptimizer:
     tokens = tokens_of_rank(how, options.get("island"))
     inner = OPTIMIZERS[kind](model.parameters())
@@ -243,7 +252,7 @@ def train(
         opt.step()
         calls += [(time.monotonic(), seconds) for seconds in opt.learner.take_blocked()]
         step += 1
-        compute(step_s)
+        time.sleep(step_s)  # the pace of a step, on a machine that others use too
     opt.close()
     finite = all(bool(torch.isfinite(tensor).all()) for tensor in held(model))
     if Here.rank == 0:
@@ -372,7 +381,7 @@ def one_dies(syncer: str, how: str = "replicas") -> None:
             opt.step()
             if step == 5:
                 say("under_way")
-            compute(0.002)
+            time.sleep(0.002)
     except ConnectionError as error:
         say("raised", text=str(error), at=time.monotonic())
     opt.close()

@@ -25,11 +25,11 @@ def compared(ranks: Callable[..., Job]) -> Iterator[Callable[..., list[dict[str,
     with dead_address() as address:
         jobs: list[Job] = [
             ranks("equality", 2, variants=TWO, syncer=address),
-            ranks("equality", 4, variants=[("hsdp", "sgd")], syncer=address),
+            ranks("equality", 4, variants=[("hsdp", "sgd"), ("2d", "sgd")], syncer=address),
         ]
 
         def find(how: str, kind: str) -> list[dict[str, Any]]:
-            job = jobs[how == "hsdp"]
+            job = jobs[how in ("hsdp", "2d")]
             return job.every("compared", lambda event: (event["how"], event["kind"]) == (how, kind))
 
         yield find
@@ -37,12 +37,12 @@ def compared(ranks: Callable[..., Job]) -> Iterator[Callable[..., list[dict[str,
             job.finish()
 
 
-@pytest.mark.parametrize(("how", "kind"), [*TWO, ("hsdp", "sgd")], ids=lambda name: name)
+@pytest.mark.parametrize(("how", "kind"), [*TWO, ("hsdp", "sgd"), ("2d", "sgd")], ids=lambda name: name)
 def test_the_wrapped_script_is_the_bare_one(compared: Callable[..., list[dict[str, Any]]], how: str, kind: str) -> None:
     for event in compared(how, kind):
         assert event["moved"]
         assert event["same"]
         stats = event["stats"]
-        assert (stats["ranks"], stats["rank"]) == (4 if how == "hsdp" else 2, event["rank"])
+        assert (stats["ranks"], stats["rank"]) == (4 if how in ("hsdp", "2d") else 2, event["rank"])
         assert stats["steps"] == 6
         assert stats["rank_exchanges"] >= 6

@@ -50,6 +50,14 @@ def test_two_islands_and_a_process_are_three_processes(ranks: Start, settings: d
         torch.testing.assert_close(found[name], weights, rtol=rtol, atol=rtol * scale)
 
 
+def test_shards_of_shards_are_put_together(ranks: Start) -> None:
+    """FSDP2 over tensor parallelism: both cut the same rows. And tensor parallelism alone, beside a single process."""
+    found = trained(ranks, [("2d", 4), ("tp", 2)])
+    wanted = trained(ranks, [("whole34", 1)] * 2)
+    for name, weights in wanted.items():
+        torch.testing.assert_close(found[name], weights, rtol=0, atol=2e-6)
+
+
 @pytest.mark.parametrize("groups", [[[0, 1], [2, 3]], [[0, 2, 3], [1]]], ids=["2and2", "3and1"])
 def test_two_islands_in_one_job(ranks: Start, groups: list[list[int]]) -> None:
     hows = ["fsdp", "alone" if len(groups[1]) == 1 else "ddp"]
