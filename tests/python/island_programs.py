@@ -502,7 +502,23 @@ class MainProcess:
         life.schedule.load_state_dict(state["schedule"])
 
 
-SAVERS: dict[str, Any] = {"dcp": Distributed, "one_file": OneFile, "main_process": MainProcess}
+class FileEach(MainProcess):
+    """Every rank a file of its own, with its shards."""
+
+    def __init__(self, path: str) -> None:
+        self.path = f"{path}.rank{Here.rank}.pt"
+
+    def save(self, life: Life) -> None:
+        state = {"model": life.module.state_dict(), "opt": life.opt.state_dict()}
+        torch.save(state | {"schedule": life.schedule.state_dict()}, self.path)
+
+
+SAVERS: dict[str, Any] = {
+    "dcp": Distributed,
+    "one_file": OneFile,
+    "main_process": MainProcess,
+    "file_each": FileEach,
+}
 
 
 @program

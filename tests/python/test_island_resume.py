@@ -55,6 +55,8 @@ def halves(
         ("one_file", ("fsdp", 2), ("alone", 1)),
         ("main_process", ("ddp", 2), ("ddp", 3)),
         ("main_process", ("ddp", 2), ("alone", 1)),
+        ("file_each", ("fsdp", 2), ("fsdp", 2)),
+        ("one_file", ("ddp", 2), ("fsdp", 2)),
         ("dcp", ("hsdp", 4), ("fsdp", 2)),
         ("dcp", ("tp", 2), ("tp", 2)),
     ],
