@@ -185,6 +185,26 @@ def equality(variants: list[tuple[str, str]], syncer: str) -> None:
     say("done")
 
 
+@program
+def beside_the_bare_one(how: str, kind: str, syncer: str, steps: int, step_s: float) -> None:
+    """The bare script, and the wrapped one as the only learner of a run that merges behind its back."""
+    found = []
+    for wrapped in (False, True):
+        model = shard(make_model(how), how)
+        optimizer: Any = OPTIMIZERS[kind](model.parameters())
+        if wrapped:
+            optimizer = wrap(model, how, kind, syncer)
+        for step in range(steps):
+            optimizer.zero_grad()
+            backward(model, step, how)
+            optimizer.step()
+            time.sleep(step_s if wrapped else 0.0)  # so that rounds come and go between the steps
+        found.append(held(model))
+    optimizer.close()
+    apart = max(float((a - b).abs().max()) for a, b in zip(*found, strict=True) if a.numel())
+    say("done", apart=apart, stats=optimizer.stats())
+
+
 class Commands:
     """What the test told rank 0, on all ranks at the same step."""
 

@@ -21,6 +21,7 @@ STEPS = 12
 
 def trained(ranks: Start, hows: list[tuple[str, int]], **settings: Any) -> dict[str, torch.Tensor]:
     """Θ after some steps of learners of these kinds in lockstep."""
+    fragments = settings.get("num_fragments", 1)
     with diloco.Syncer(**LOCKSTEP | {"min_quorum": len(hows)} | settings, shutdown_s=0.5) as syncer:
         jobs = [
             ranks("train", size, how=how, syncer=syncer.endpoint, learner_id=f"learner-{n}", data=n, steps=STEPS)
@@ -30,17 +31,23 @@ def trained(ranks: Start, hows: list[tuple[str, int]], **settings: Any) -> dict[
             stats = [done["stats"] for done in job.finish()]
             assert stats[0]["tokens"] == BATCH * STEPS
             assert {one["adoptions"] for one in stats} == {stats[0]["adoptions"]}
-            assert stats[0]["contributions_merged"] == STEPS // 4
+            assert stats[0]["contributions_merged"] == fragments * STEPS // 4
         status = syncer.status()
-        assert status["rounds_merged"] == STEPS // 4
-        assert [row["ledger"]["processed"] for row in status["learners"]] == [BATCH * STEPS] * len(hows)
+        assert status["rounds_merged"] == fragments * STEPS // 4
+        assert [row["ledger"]["processed"] for row in status["learners"]] == [fragments * BATCH * STEPS] * len(hows)
         return syncer.weights()
 
 
 @pytest.mark.parametrize(
     ("settings", "rtol"),
-    [({}, 1e-5), ({"merge": "rda"}, 1e-5), ({"wire_dtype": "bf16", "downlink_dtype": "bf16"}, 0.02)],
-    ids=["mean", "rda", "bf16"],
+    [
+        ({}, 1e-5),
+        ({"merge": "rda"}, 1e-5),
+        ({"wire_dtype": "bf16", "downlink_dtype": "bf16"}, 0.02),
+        ({"num_fragments": 2, "overlap_steps": 1, "adopt": "blend"}, 1e-5),
+        ({"num_fragments": 2, "overlap_steps": 1, "adopt": "rebase", "anchor": "syncer"}, 1e-5),
+    ],
+    ids=["mean", "rda", "bf16", "blend", "rebase"],
 )
 def test_two_islands_and_a_process_are_three_processes(ranks: Start, settings: dict[str, Any], rtol: float) -> None:
     found = trained(ranks, [("fsdp", 2), ("ddp", 2), ("alone", 1)], **settings)
@@ -48,6 +55,18 @@ def test_two_islands_and_a_process_are_three_processes(ranks: Start, settings: d
     for name, weights in wanted.items():
         scale = weights.abs().max().item()
         torch.testing.assert_close(found[name], weights, rtol=rtol, atol=rtol * scale)
+
+
+@pytest.mark.parametrize(("how", "size"), [("fsdp", 2), ("ddp", 2), ("hsdp", 4)])
+def test_an_island_alone_in_a_run_is_its_inner_optimizer(ranks: Start, how: str, size: int) -> None:
+    """Decoupled: every rank subtracts the very copy that was merged. Two roundings a merge, as for one process."""
+    settings = QUICK | {"adopt": "rebase", "max_carry_steps": 1000}
+    with diloco.Syncer(**settings, shutdown_s=0.5) as syncer:
+        arguments = {"kind": "adamw", "syncer": syncer.endpoint, "steps": 60, "step_s": 0.005}
+        reports = ranks("beside_the_bare_one", size, how=how, **arguments).finish()
+    assert reports[0]["stats"]["contributions_merged"] >= 5
+    for done in reports:
+        assert done["apart"] < 25 * 2 * 2.0**-23
 
 
 def test_shards_of_shards_are_put_together(ranks: Start) -> None:
