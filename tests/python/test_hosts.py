@@ -107,7 +107,7 @@ def test_hosts_are_unplugged_and_come_back(run, host, link, process, record_prop
     lives = {seen["incarnation"] for seen in syncer.events if seen["event"] == "join" and seen["learner"] == "a"}
     assert lives == {first}
 
-    # a2 is gone altogether: its island stands still until its own timeout, ends, and waits for the host; nobody else does.
+    # a2 is gone altogether: its island stands still until its own timeout, ends, waits for the host; nobody else does.
     event, of_b = syncer.mark(), b.mark()
     for cable in site.cables_of_a2():
         cable.unplug()
@@ -180,7 +180,7 @@ def test_the_recipe_passes_on_what_it_is_given(tmp_path: Path) -> None:
 
 def test_the_recipe_ends_with_what_it_started(process: Callable[..., Any], tmp_path: Path) -> None:
     python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho '{\"event\": \"start\", \"pid\": '$$'}'\nexec cat\n")
+    python.write_text('#!/bin/sh\necho \'{"event": "start", "pid": \'$$\'}\'\nexec cat\n')
     python.chmod(0o755)
     env = {"SYNCER": "s:1", "ISLAND": "a", "PYTHON": str(python)}
     node = process(Process, ["bash", str(RECIPE)], name="node", env=env)

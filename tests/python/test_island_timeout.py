@@ -1,4 +1,4 @@
-"""A rank that goes silent without a word: what the ranks of an island tell each other ends with the island's timeout."""
+"""A rank that goes silent: what the ranks of an island tell each other ends with the timeout of the island's group."""
 
 from __future__ import annotations
 
