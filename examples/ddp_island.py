@@ -46,7 +46,7 @@ def train(run: common.Run) -> None:
     rows = common.text(run.seed + rank).unfold(0, LENGTH + 1, 1)  # other data on every rank
     draw = torch.Generator().manual_seed(run.seed + rank)
     inner = torch.optim.AdamW(net.parameters(), lr=3e-3)
-    # Made on all ranks. Not `model`: names without DDP's prefix "module." are the same however a learner is built.
+    # On all ranks.
     with diloco.DiLoCoOptimizer(inner, net, run.syncer, learner_id=run.learner_id) as optimizer:
         run.wait_for_others()
         for _ in range(run.steps):
