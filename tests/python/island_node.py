@@ -1,6 +1,6 @@
-"""A rank of an island, for test_hosts.py: FSDP2 over all ranks of the job, or one process alone. Trains until rank 0's
-stdin ends. stdout, one object a line: start {rank, pid}; joined {rank, state}; step {rank, step, state, call_s, gap_s,
-merged}; done {rank, steps}.
+"""A rank of an island, for test_hosts.py: FSDP2 over all ranks of the job. Trains until rank 0's stdin ends. stdout, one
+object a line: start {rank, pid}; joined {rank, state}; step {rank, step, state, longest_call_s, gap_s, merged}; done
+{rank, steps}.
 
     torchrun --nproc-per-node 2 tests/python/island_node.py --syncer 127.0.0.1:29400 --learner-id a
 """
@@ -68,11 +68,10 @@ def main() -> None:
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=options.timeout_s))
     say("start", pid=os.getpid())
     model = make_model(64, 2, seed=0)
-    if dist.get_world_size() > 1:
-        for layer in model:
-            if isinstance(layer, torch.nn.Linear):
-                fully_shard(layer)
-        fully_shard(model)
+    for layer in model.children():
+        if isinstance(layer, torch.nn.Linear):
+            fully_shard(layer)
+    fully_shard(model)
     task = Task(seed=100 * dist.get_rank() + len(options.learner_id), batch=32)
     with diloco.DiLoCoOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1),
