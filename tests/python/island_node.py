@@ -1,6 +1,7 @@
-"""A rank of an island, for test_hosts.py: FSDP2 over all ranks of the job. Trains until rank 0's stdin ends. stdout, one
-object a line: start {rank, pid}; joined {rank, state}; step {rank, step, state, longest_call_s, gap_s, merged}; done
-{rank, steps}.
+"""A rank of an island, for test_hosts.py: FSDP2 over all ranks of the job. Trains until rank 0's stdin ends.
+
+stdout, one object a line, each with the rank: start {pid}; joined {state}; step {step, state, longest_call_s, gap_s,
+merged}; done {steps}.
 
     torchrun --nproc-per-node 2 tests/python/island_node.py --syncer 127.0.0.1:29400 --learner-id a
 """
