@@ -20,10 +20,13 @@ TIMEOUT_S = 5.0  # of the island's own collectives
 
 
 class Site:
-    """The syncer's host; a1 and a2, an island with a network of its own; b, an island of one process."""
+    """The syncer's host; a1 and a2, an island with a network of its own; b, an island of one process. As on many a
+    machine, each host's name resolves to a loopback address on it, where no other host would find a rank."""
 
-    def __init__(self, run: Any, host: Callable[..., Any], link: Callable[..., Any]) -> None:
-        self.hosts = {name: host(name) for name in ("a1", "a2", "b")}
+    def __init__(self, run: Any, host: Callable[..., Any], link: Callable[..., Any], folder: Path) -> None:
+        names = folder / "hosts"
+        names.write_text("127.0.0.1 localhost\n127.0.1.1 trainer\n")
+        self.hosts = {name: host(name, hostname="trainer", hosts_file=names) for name in ("a1", "a2", "b")}
         center = host("syncer")
         self.syncer = run.syncer(bind="0.0.0.0:0", insecure=True, place=center)
         self.up = {name: link(there, center) for name, there in self.hosts.items()}
@@ -71,8 +74,8 @@ def undisturbed(process: Process, start: int) -> None:
 
 @pytest.mark.netns
 @pytest.mark.timeout(300)
-def test_hosts_are_unplugged_and_come_back(run, host, link, process, record_property) -> None:
-    site = Site(run, host, link)
+def test_hosts_are_unplugged_and_come_back(run, host, link, process, tmp_path, record_property) -> None:
+    site = Site(run, host, link, tmp_path)
     syncer = site.syncer
     a1, a2 = site.node(process, "a1", 0), site.node(process, "a2", 1)
     b = site.start(process, "b", "b")
