@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,7 +26,8 @@ from diloco.testing import SyncerProcess
 
 TURN = 3  # steps
 SYNC_EVERY, FRAGMENTS = 8, 4  # a short run has several syncs of every fragment
-FIRST_STEPS = {"bare": 3, "alone": 3, "joined": 12}  # after them a rank has had in memory all that it ever has
+FIRST_STEPS = 3  # after them a rank has had in memory all that training takes
+FIRST_SYNCS_S = 60.0  # within which every fragment is merged
 ANSWER_S = 180.0
 
 
@@ -96,6 +98,11 @@ class Ranks:
                 raise BenchError(f"{_name(job)} has ended; its error is above") from None
         return out
 
+    def train(self, steps: int) -> float:
+        """Seconds that the slowest rank took."""
+        self.tell(steps)
+        return float(max(self.answers()))
+
     def join(self) -> None:
         for job, process in zip(self.jobs, self._processes, strict=True):
             process.join(ANSWER_S)
@@ -109,6 +116,16 @@ class Ranks:
 
 def _name(job: Job) -> str:
     return f"rank {job.rank} of {job.ranks} ({job.sharding}, {job.variant})"
+
+
+def sync(island: Ranks, syncer: SyncerProcess) -> None:
+    """Trains until every fragment has been merged, and adopted: then a rank has had in memory all that it ever has."""
+    deadline = time.monotonic() + FIRST_SYNCS_S
+    while syncer.status()["rounds_merged"] < FRAGMENTS:
+        if time.monotonic() > deadline:
+            raise BenchError(f"not all fragments were merged within {FIRST_SYNCS_S:g} s\n{syncer.tail()}")
+        island.train(TURN)
+    island.train(SYNC_EVERY)
 
 
 def measure_all(options: Options, say: Callable[[str], None]) -> list[Measured]:
@@ -144,14 +161,14 @@ def measure(context: ForkServerContext, options: Options, sharding: str, ranks: 
             for island in islands.values():
                 island.answers()
             for variant, island in islands.items():
-                island.tell(FIRST_STEPS[variant])
-                island.answers()
+                island.train(FIRST_STEPS)
+                if variant == "joined":
+                    sync(island, syncer)
                 island.tell(PEAK)
                 out.peaks[variant] = island.answers()
             for turn in range(1 + options.steps // TURN):
                 for variant in VARIANTS if turn % 2 else reversed(VARIANTS):
-                    islands[variant].tell(TURN)
-                    slowest = max(islands[variant].answers())
+                    slowest = islands[variant].train(TURN)
                     if turn:  # the first one is to get under way
                         out.turns[variant].append(slowest)
             for variant, island in islands.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -74,7 +75,7 @@ def undisturbed(process: Process, start: int) -> None:
 
 @pytest.mark.netns
 @pytest.mark.timeout(300)
-def test_hosts_are_unplugged_and_come_back(run, host, link, process, tmp_path, record_property) -> None:
+def test_hosts_are_lost_and_come_back(run, host, link, process, tmp_path, record_property) -> None:
     site = Site(run, host, link, tmp_path)
     syncer = site.syncer
     a1, a2 = site.node(process, "a1", 0), site.node(process, "a2", 1)
@@ -124,16 +125,25 @@ def test_hosts_are_unplugged_and_come_back(run, host, link, process, tmp_path, r
         cable.plug()
     syncer.wait_for("join", lambda seen: seen["learner"] == "a" and seen["incarnation"] != first, start=event)
     syncer.wait_merges("a", 2)
+
+    # The process on a2 is killed: that is no silence, the others of its island fail at once.
+    event, worker = syncer.mark(), [seen for seen in a2.events if seen["event"] == "start"][-1]
+    os.kill(worker["pid"], signal.SIGKILL)
+    syncer.wait_for("leave", of("a"), start=event)
+    for node in (a1, a2):
+        node.wait_line("ended with an error (try 2 of")
+    syncer.wait_for("join", of("a"), start=event)
+    syncer.wait_merges("a", 2)
     undisturbed(b, of_b)
     gaps = [made["gap_s"] for made in steps(b, of_b)]
-    record_property("longest step of the other island during the outage s", round(max(gaps), 4))
+    record_property("longest step of the other island meanwhile s", round(max(gaps), 4))
 
     for node in (a1, b):
         node.close_stdin()
     for node in (a1, a2, b):
         assert node.wait() == 0, node.tail()
     report = run.end(syncer)
-    assert len(report["learners"]["a"]["incarnations"]) == 2
+    assert len(report["learners"]["a"]["incarnations"]) == 3
     assert len(report["learners"]["b"]["incarnations"]) == 1
 
 
