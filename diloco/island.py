@@ -9,6 +9,7 @@ elements of every parameter; ranks that hold the same are replicas, and the firs
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeAlias
 
 import torch.distributed as dist
@@ -62,7 +63,7 @@ def make_island(ranks: Ranks, parameters: list[Parameter], learner_id: str, sett
     group = group_of(ranks)
     if group is None:
         for parameter in parameters:
-            if is_sharded(parameter.tensor):
+            if is_sharded(parameter.tensor) and parameter.tensor.device_mesh.size() > 1:  # type: ignore[attr-defined]
                 raise ValueError(
                     f"parameter '{parameter.name}' is a DTensor; expected torch.distributed with all its ranks. Start "
                     "the script under torchrun, and do not pass island=False"
@@ -182,13 +183,23 @@ def _check_agreement(everybody: list[_Description]) -> None:
 
 
 def _cpu_group(group: ProcessGroup, members: list[int] | None = None) -> ProcessGroup:
-    """A new gloo group of (some of) the ranks of `group`. Collective over its members only."""
+    """A new gloo group of (some of) the ranks of `group`, with its timeout. Collective over its members only."""
     everybody = dist.get_process_group_ranks(group)
     chosen = everybody if members is None else [everybody[r] for r in members]
     if dist.get_rank() not in chosen:
         return None  # type: ignore[return-value]
     if len(chosen) == 1:
         return None  # type: ignore[return-value]
-    made = dist.new_group(chosen, backend="gloo", use_local_synchronization=True)
+    made = dist.new_group(chosen, timeout=_timeout_of(group), backend="gloo", use_local_synchronization=True)
     assert isinstance(made, ProcessGroup)
     return made
+
+
+def _timeout_of(group: ProcessGroup) -> timedelta | None:
+    """How long its collectives may take; None if its backend does not say."""
+    for device in group._device_types:
+        options = getattr(group._get_backend(device), "options", None)
+        timeout = getattr(options, "_timeout", None)
+        if isinstance(timeout, timedelta):
+            return timeout
+    return None
