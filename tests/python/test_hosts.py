@@ -65,6 +65,11 @@ def steps(process: Process, start: int) -> list[dict[str, Any]]:
     return [event for event in process.events[start:] if event["event"] == "step"]
 
 
+def lines(*nodes: Process) -> dict[Process, int]:
+    """How many each has written to stderr so far."""
+    return {node: len(node.stderr_lines) for node in nodes}
+
+
 def undisturbed(process: Process, start: int) -> None:
     """Its steps since then waited neither for the syncer nor for another island's timeout."""
     made = steps(process, start)
@@ -112,13 +117,13 @@ def test_hosts_are_lost_and_come_back(run, host, link, process, tmp_path, record
     assert lives == {first}
 
     # a2 is gone altogether: its island stands still until its own timeout, ends, waits for the host; nobody else does.
-    event, of_b = syncer.mark(), b.mark()
+    event, of_b, said = syncer.mark(), b.mark(), lines(a1, a2)
     for cable in site.cables_of_a2():
         cable.unplug()
     syncer.wait_for("leave", of("a"), start=event)
-    for node in (a1, a2):
-        node.wait_line("ended with an error (try 1 of")
-        node.wait_line(f"Timed out waiting {TIMEOUT_S * 1000:.0f}ms")
+    for node, start in said.items():
+        node.wait_line(f"Timed out waiting {TIMEOUT_S * 1000:.0f}ms", start=start)
+        node.wait_line("ended with an error (try", start=start)
     syncer.wait_merges("b", 4)
     undisturbed(b, of_b)
     for cable in site.cables_of_a2():
@@ -127,11 +132,12 @@ def test_hosts_are_lost_and_come_back(run, host, link, process, tmp_path, record
     syncer.wait_merges("a", 2)
 
     # The process on a2 is killed: that is no silence, the others of its island fail at once.
-    event, worker = syncer.mark(), [seen for seen in a2.events if seen["event"] == "start"][-1]
+    event, said = syncer.mark(), lines(a1, a2)
+    worker = [seen for seen in a2.events if seen["event"] == "start"][-1]
     os.kill(worker["pid"], signal.SIGKILL)
     syncer.wait_for("leave", of("a"), start=event)
-    for node in (a1, a2):
-        node.wait_line("ended with an error (try 2 of")
+    for node, start in said.items():
+        node.wait_line("ended with an error (try", start=start)
     syncer.wait_for("join", of("a"), start=event)
     syncer.wait_merges("a", 2)
     undisturbed(b, of_b)
