@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed.device_mesh import DeviceMesh
 
+from diloco._rank_group import Meeting
+
 Group = distributed.ProcessGroup | DeviceMesh
 
 
@@ -55,13 +57,8 @@ def _new_group(group: object, backend: str) -> distributed.ProcessGroup:
 
 def control_of(group: distributed.ProcessGroup) -> distributed.ProcessGroup:
     """A Gloo group of the same ranks, with the same timeout. Only they need to call this."""
-    made = distributed.new_group(
-        distributed.get_process_group_ranks(group),
-        timeout=_timeout_of(group),
-        backend="gloo",
-        use_local_synchronization=True,
-    )
-    return _made(made)
+    meeting = Meeting(group)
+    return meeting.group("control", range(meeting.size))
 
 
 def merges_on_device(group: distributed.ProcessGroup, tensors: Iterable[Tensor]) -> bool:
@@ -82,14 +79,6 @@ def merges_on_device(group: distributed.ProcessGroup, tensors: Iterable[Tensor])
 
 def _backend(group: distributed.ProcessGroup, device: torch.device) -> Any:
     return group._get_backend(device)
-
-
-def _timeout_of(group: distributed.ProcessGroup) -> Any:
-    for device in group._device_types:
-        timeout = getattr(getattr(_backend(group, device), "options", None), "_timeout", None)
-        if timeout is not None:
-            return timeout
-    return None
 
 
 def _made(group: object) -> distributed.ProcessGroup:

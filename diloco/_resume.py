@@ -1,8 +1,10 @@
-"""What a learner saves of itself, and how its next life takes it up.
+"""How a learner's next life takes up what its last one saved (_saved.py).
 
 A resumed learner is a new incarnation: the syncer gives it the global weights. What its last life had trained and not
 had merged is put back on top of them, if it is certain that nothing of it is in them or on its way; work that may be
 there already is dropped, so that nothing counts twice. docs/concepts.md says what is exact.
+
+In an island the leader decides, and all ranks do it together.
 """
 
 from __future__ import annotations
@@ -13,93 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from diloco._errors import describe_tensor, logger, name_list
+from diloco._errors import logger, name_list
+from diloco._saved import check, part_of
 from diloco.status import status
 
 if TYPE_CHECKING:
     from diloco.learner import Learner
 
-FORMAT = 2
 _SETTLE_S = 3.0  # for what the last life had under way to be merged, and to arrive here
 _POLL_S = 0.005
 
 
-class Counters:
-    """Of the lives before this one."""
-
-    def __init__(self) -> None:
-        self.steps = self.tokens = 0
-        # What the syncer says of this learner's id: tokens summed over fragments, as a status has them.
-        self.merged = self.processed = 0
-
-
-@torch.no_grad()
-def save(learner: Learner) -> dict[str, Any]:
-    stats, before = learner.stats(), learner._before
-    fragments = len(stats["versions"])
-    anchors = {}
-    for index, parameter in enumerate(learner._parameters):
-        anchor, dtype = learner._c.anchor(index, parameter.real), parameter.real.dtype
-        short = anchor.to(dtype) if dtype in (torch.bfloat16, torch.float16) else anchor
-        anchors[parameter.name] = short if torch.equal(short.float(), anchor) else anchor
-    return {
-        "format": FORMAT,
-        "learner_id": learner.learner_id,
-        "steps": stats["total_steps"],
-        "tokens": stats["total_tokens"],
-        "merged": before.merged + stats["tokens_merged"],
-        "processed": before.processed + stats["tokens"] * fragments,
-        "closed": stats["state"] == "closed",
-        "under_way": stats["sent_image_bytes"] > 0,
-        "clock": stats["clock"],
-        "versions": [list(version) for version in stats["versions"]],
-        "window": _window(list(learner._recent), stats["tokens_outstanding"] // max(fragments, 1)),
-        "anchors": anchors,
-        "weights": {parameter.name: parameter.tensor.detach() for parameter in learner._parameters},
-    }
-
-
-def _window(recent: list[int], tokens: int) -> list[int]:
-    """The token counts of the last steps, as many as it takes to have so many tokens."""
-    first = len(recent)
-    while first > 0 and tokens > 0:
-        first -= 1
-        tokens -= recent[first]
-    return recent[first:]
-
-
-def counters_only(steps: int, tokens: int) -> dict[str, Any]:
-    """The state of a copy that takes no part in a run."""
-    return {"format": FORMAT, "steps": steps, "tokens": tokens}
-
-
-def check_format(state: Any) -> None:
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        found = state.get("format") if isinstance(state, dict) else type(state).__name__
-        raise ValueError(
-            f"this state_dict has diloco format {found!r}, expected {FORMAT}; "
-            "load it with the version of diloco that saved it, or drop its 'diloco' entry"
-        )
-
-
-def check(learner: Learner, state: dict[str, Any]) -> None:
-    """ValueError for a state of another format or another model, naming the first difference."""
-    check_format(state)
-    if "weights" not in state:
-        return
-    saved = {name: describe_tensor(tensor) for name, tensor in state["weights"].items()}
-    ours = {parameter.name: describe_tensor(parameter.tensor) for parameter in learner._parameters}
-    for name in [*ours, *saved]:
-        if saved.get(name) != ours.get(name):
-            raise ValueError(
-                f"this state_dict is of another model: parameter '{name}' is {saved.get(name, 'not there')} in it and "
-                f"{ours.get(name, 'not there')} here; load it into the model it was saved from"
-            )
-
-
 def load(learner: Learner, state: dict[str, Any]) -> None:
     check(learner, state)
-    stats = learner.stats()
+    stats = learner._of_leader(learner._c.stats)
+    state = state | learner._of_leader(lambda: {k: v for k, v in state.items() if k not in ("anchors", "weights")})
     replayed: list[int] = []
     if "weights" not in state:
         pass
@@ -113,16 +43,17 @@ def load(learner: Learner, state: dict[str, Any]) -> None:
             stats["state"],
         )
     for tokens in replayed:
-        learner._carried = learner._step(tokens, 0.0).reset
+        learner._carried = learner._step(tokens if learner.rank == 0 else 0, 0.0).reset
+    uncounted = learner._c.tokens_under_way(learner._write_log)
     now = learner._c.stats()
     learner._before.steps = int(state["steps"]) - now["steps"]
-    learner._before.tokens = int(state["tokens"]) - now["tokens"]
+    learner._before.tokens = int(state["tokens"]) - now["tokens"] - uncounted
 
 
 def _take_up(learner: Learner, state: dict[str, Any], stats: dict[str, Any]) -> list[int]:
     """Puts unmerged work back. Returns the token counts of the steps that count again."""
     seen, certain = _settle(learner, state)
-    stats = learner.stats()
+    stats = learner._of_leader(learner._c.stats)
     known = _account(seen, learner, state)
     merged, processed = known or (0, 0)
     learner._before.merged = merged - stats["tokens_merged"]
@@ -163,24 +94,36 @@ def _settle(learner: Learner, state: dict[str, Any]) -> tuple[dict[str, Any], bo
     """The syncer's status, and whether it is certain that nothing of the last life is on its way into the weights:
     that life sent nothing, or the syncer holds no contribution and all its versions have arrived here.
     """
-    deadline = time.monotonic() + _SETTLE_S
-    seen: dict[str, Any] = {}
-    while True:
-        try:
-            seen = status(learner._syncer, _SETTLE_S)
-        except ConnectionError:
-            return seen, False
-        if _sent_nothing_since(seen, _account(seen, learner, state), state):
-            return seen, True
-        wanted = [tuple(fragment["version"]) for fragment in seen["fragments"]]
-        while _older(learner._c.stats()["versions"], wanted) and time.monotonic() < deadline:
-            learner._c.join(_POLL_S, learner._write_log)
-            time.sleep(_POLL_S)
-        if seen["ledger"]["in_flight"] == 0 and not _older(learner._c.stats()["versions"], wanted):
-            return seen, True
-        if time.monotonic() >= deadline:
-            return seen, False
+    settling = _Settling(learner, state)
+    while (found := learner._of_leader(settling.look)) is None:
+        learner._c.join(_POLL_S, learner._write_log)
         time.sleep(_POLL_S)
+    return found
+
+
+class _Settling:
+    def __init__(self, learner: Learner, state: dict[str, Any]) -> None:
+        self._learner, self._state = learner, state
+        self._deadline = time.monotonic() + _SETTLE_S
+        self._seen: dict[str, Any] = {}
+
+    def look(self) -> tuple[dict[str, Any], bool] | None:
+        """None: not known yet."""
+        if not self._seen or not self._behind():
+            try:
+                self._seen = status(self._learner._syncer, _SETTLE_S)
+            except ConnectionError:
+                return self._seen, False
+            known = _account(self._seen, self._learner, self._state)
+            if _sent_nothing_since(self._seen, known, self._state):
+                return self._seen, True
+        if not self._behind() and self._seen["ledger"]["in_flight"] == 0:
+            return self._seen, True
+        return (self._seen, False) if time.monotonic() >= self._deadline else None
+
+    def _behind(self) -> bool:
+        wanted = [tuple(fragment["version"]) for fragment in self._seen["fragments"]]
+        return _older(self._learner._c.stats()["versions"], wanted)
 
 
 def _sent_nothing_since(seen: dict[str, Any], known: tuple[int, int] | None, state: dict[str, Any]) -> bool:
@@ -215,11 +158,12 @@ def _is_another_run(state: dict[str, Any], stats: dict[str, Any], known: tuple[i
 
 def _starts_from(learner: Learner, state: dict[str, Any]) -> bool:
     """The syncer's weights are the ones that were saved: a whole run starts again with this learner."""
-    return all(
+    here = all(
         torch.equal(learner._c.anchor(index, parameter.real).to(parameter.real), parameter.real)
-        and torch.equal(state["weights"][parameter.name].to(parameter.tensor), parameter.tensor)
+        and torch.equal(part_of(state["weights"][parameter.name], parameter).to(parameter.real), parameter.real)
         for index, parameter in enumerate(learner._parameters)
     )
+    return learner._on_all_ranks([here])[0]
 
 
 def _both_versions(state: dict[str, Any], stats: dict[str, Any]) -> str:
@@ -235,15 +179,19 @@ def _both_versions(state: dict[str, Any], stats: dict[str, Any]) -> str:
 @torch.no_grad()
 def _roll_back(learner: Learner, state: dict[str, Any], stats: dict[str, Any]) -> None:
     """To the syncer's weights."""
-    for index, parameter in enumerate(learner._parameters):
-        now = learner._c.anchor(index, parameter.real)
-        if stats["steps"] == 0 and not torch.equal(now.to(parameter.real), parameter.real):
-            raise ValueError(
-                f"{_both_versions(state, stats)}. The model was loaded after this learner had joined, so its weights "
-                "would count as work on weights they do not belong to; load the model first, then wrap the optimizer "
-                "(or make the Learner), then load its state"
-            )
-        parameter.real.copy_(now)
+    anchors = [learner._c.anchor(index, parameter.real) for index, parameter in enumerate(learner._parameters)]
+    untouched = all(
+        torch.equal(anchor.to(parameter.real), parameter.real)
+        for anchor, parameter in zip(anchors, learner._parameters, strict=True)
+    )
+    if not learner._on_all_ranks([untouched])[0] and stats["steps"] == 0:
+        raise ValueError(
+            f"{_both_versions(state, stats)}. The model was loaded after this learner had joined, so its weights "
+            "would count as work on weights they do not belong to; load the model first, then wrap the optimizer "
+            "(or make the Learner), then load its state"
+        )
+    for anchor, parameter in zip(anchors, learner._parameters, strict=True):
+        parameter.real.copy_(anchor)
     logger.warning(
         "[%s] %s; this learner starts from the syncer's weights, work that was not merged then is dropped",
         learner.learner_id,
@@ -254,18 +202,22 @@ def _roll_back(learner: Learner, state: dict[str, Any], stats: dict[str, Any]) -
 @torch.no_grad()
 def _put_back(learner: Learner, state: dict[str, Any], *, certain: bool, nothing_merged: bool) -> list[str]:
     """Global weights plus what was not merged. Returns the tensors whose work is dropped."""
+    now = [learner._c.anchor(index, parameter.real) for index, parameter in enumerate(learner._parameters)]  # CPU, f32
+    anchors = [
+        part_of(state["anchors"][parameter.name], parameter).to(torch.float32) for parameter in learner._parameters
+    ]
+    weights = [part_of(state["weights"][parameter.name], parameter) for parameter in learner._parameters]
+    still = learner._on_all_ranks([torch.equal(a, b) for a, b in zip(now, anchors, strict=True)])
+    idle = learner._on_all_ranks([torch.equal(a.to(b), b) for a, b in zip(anchors, weights, strict=True)])
     dropped = []
     for index, parameter in enumerate(learner._parameters):
-        now = learner._c.anchor(index, parameter.real)  # on the CPU, f32
-        anchor, local = state["anchors"][parameter.name].to(now), state["weights"][parameter.name].cpu()
-        local = torch.view_as_real(local) if local.is_complex() else local
-        if certain and torch.equal(now, anchor):
-            value = local  # to the bit
+        if certain and still[index]:
+            value = weights[index]  # to the bit
         elif certain and nothing_merged:
-            value = now + (local - anchor)
+            value = now[index] + (weights[index] - anchors[index])
         else:
-            value = now
-            if not torch.equal(local, anchor.to(local.dtype)):
+            value = now[index]
+            if not idle[index]:
                 dropped.append(parameter.name)
         parameter.real.copy_(value)
     return dropped

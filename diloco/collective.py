@@ -15,7 +15,7 @@ from diloco._errors import logger
 from diloco._late_load import warn_of_late_loads
 from diloco._native import _C
 from diloco._process_groups import Group
-from diloco._resume import check_format, counters_only
+from diloco._saved import check_format, counters_only
 from diloco._sharded import is_sharded
 from diloco.learner import Learner, _trainable
 from diloco.optimizer import DiLoCoOptimizer
@@ -126,6 +126,9 @@ class CollectiveLearner(Learner):
         state["local"] = {p.name: p.tensor.detach().clone() for p in self._parameters}
         stats = self.stats()
         return counters_only(stats["total_steps"], stats["total_tokens"]) | {"collective": state}
+
+    def _state_together(self, pending_tokens: int, full: bool) -> dict[str, Any]:
+        return self.state_dict() | {"pending_tokens": pending_tokens}  # nothing of it is sharded
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """All ranks at the same time, each with what it saved at the same step; the run then goes on as if it had never

@@ -8,14 +8,16 @@ elements of every parameter; ranks that hold the same are replicas, and the firs
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, TypeAlias
 
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from diloco._native import _C
+from diloco._rank_group import Meeting, gather
 from diloco._sharded import is_sharded, local
 from diloco.parameters import Parameter
 
@@ -36,9 +38,25 @@ class Island:
 
     def from_leader(self, value: Any) -> Any:
         """Rank 0's value, on all ranks. Collective."""
-        box = [value]
-        dist.broadcast_object_list(box, group=self.talk, group_src=0)
-        return box[0]
+        return self.gather(value if self.rank == 0 else None)[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank, on all ranks. Collective."""
+        with _all_come("save and load its state"):
+            return gather(self.talk, value)
+
+
+@contextmanager
+def _all_come(what: str) -> Iterator[None]:
+    """ConnectionError in place of what torch says when a rank has ended, or does not come in the group's timeout."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).split("\n", 1)[0]
+        raise ConnectionError(
+            f"a rank of this island has ended, or did not come within the process group's timeout ({reason}). Expected "
+            f"all ranks to {what} together; end all of them and start again"
+        ) from error
 
 
 def group_of(ranks: Ranks) -> ProcessGroup | None:
@@ -49,6 +67,9 @@ def group_of(ranks: Ranks) -> ProcessGroup | None:
         if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
             return None
         return dist.group.WORLD
+    outside: object = dist.GroupMember.NON_GROUP_MEMBER
+    if ranks is outside:
+        raise ValueError("island: this process is not in the group that was passed; pass the one it belongs to")
     if not isinstance(ranks, ProcessGroup):
         raise TypeError(
             f"island: expected a process group, None (the default group) or False, got {type(ranks).__name__}; "
@@ -59,7 +80,7 @@ def group_of(ranks: Ranks) -> ProcessGroup | None:
 
 def make_island(ranks: Ranks, parameters: list[Parameter], learner_id: str, settings: dict[str, str]) -> Island | None:
     """Collective over the island's ranks. ValueError on all of them, naming the first difference, if they disagree on
-    the model or the settings, or if a parameter cannot be taken apart."""
+    the model or the settings, or if a parameter cannot be taken apart; ConnectionError if they do not all come."""
     group = group_of(ranks)
     if group is None:
         for parameter in parameters:
@@ -69,8 +90,14 @@ def make_island(ranks: Ranks, parameters: list[Parameter], learner_id: str, sett
                     "the script under torchrun, and do not pass island=False"
                 )
         return None
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    plan = _cpu_group(group)
+    with _all_come("make their learner"):
+        return _agree(group, parameters, learner_id, settings)
+
+
+def _agree(group: ProcessGroup, parameters: list[Parameter], learner_id: str, settings: dict[str, str]) -> Island:
+    meeting = Meeting(group)
+    rank, size = meeting.rank, meeting.size
+    plan, talk = meeting.group("plan", range(size)), meeting.group("talk", range(size))
     fault: str | None = None
     boxes: list[Box] = []
     try:
@@ -85,32 +112,24 @@ def make_island(ranks: Ranks, parameters: list[Parameter], learner_id: str, sett
         tuple(boxes),
         learner_id,
     )
-    everybody: list[Any] = [None] * size
-    dist.all_gather_object(everybody, mine, group=plan)
+    everybody: list[_Description] = gather(talk, mine)
     _check_agreement(everybody)
 
     kinds = list(dict.fromkeys(each.boxes for each in everybody))  # in rank order
     part_of = [kinds.index(each.boxes) for each in everybody]
-    replicas = None
-    any_replicas = len(kinds) < size
-    if any_replicas:
-        for part in range(len(kinds)):
-            members = [r for r in range(size) if part_of[r] == part]
-            made = _cpu_group(group, members)
-            if rank in members and len(members) > 1:
-                replicas = made
     part = part_of[rank]
+    replicas = [r for r in range(size) if part_of[r] == part]
     native = _C.Island(
         plan=plan,
-        replicas=replicas,
-        any_replicas=any_replicas,
+        replicas=meeting.group(f"part {part}", replicas) if len(replicas) > 1 else None,
+        any_replicas=len(kinds) < size,
         part=part,
         parts=len(kinds),
         replica=part_of.index(part) != rank,
         shapes=shapes,
         held=[(list(offset), list(shape)) for offset, shape in boxes] if len(kinds) > 1 else [],
     )
-    return Island(rank, size, native, everybody[0].learner_id, _cpu_group(group))
+    return Island(rank, size, native, everybody[0].learner_id, talk)
 
 
 @dataclass(frozen=True)
@@ -135,7 +154,7 @@ def box_of(parameter: Parameter) -> Box:
     for placement in placements:
         if not isinstance(placement, Shard | Replicate) and type(placement).__name__ != "_StridedShard":
             raise ValueError(
-                f"parameter '{parameter.name}' has the placement {placement}; expected Shard or Replicate on every "
+                f"parameter '{parameter.name}' has the placement {placement!r}; expected Shard or Replicate on every "
                 "mesh dimension. Redistribute it before wrapping the optimizer"
             )
     shape, offset = compute_local_shape_and_global_offset(
@@ -180,26 +199,3 @@ def _check_agreement(everybody: list[_Description]) -> None:
             f"the ranks of this island disagree on the model: rank 0 synchronises {len(first.tensors)} parameters, "
             f"rank {rank} {len(other.tensors)}; build the same model on all ranks"
         )
-
-
-def _cpu_group(group: ProcessGroup, members: list[int] | None = None) -> ProcessGroup:
-    """A new gloo group of (some of) the ranks of `group`, with its timeout. Collective over its members only."""
-    everybody = dist.get_process_group_ranks(group)
-    chosen = everybody if members is None else [everybody[r] for r in members]
-    if dist.get_rank() not in chosen:
-        return None  # type: ignore[return-value]
-    if len(chosen) == 1:
-        return None  # type: ignore[return-value]
-    made = dist.new_group(chosen, timeout=_timeout_of(group), backend="gloo", use_local_synchronization=True)
-    assert isinstance(made, ProcessGroup)
-    return made
-
-
-def _timeout_of(group: ProcessGroup) -> timedelta | None:
-    """How long its collectives may take; None if its backend does not say."""
-    for device in group._device_types:
-        options = getattr(group._get_backend(device), "options", None)
-        timeout = getattr(options, "_timeout", None)
-        if isinstance(timeout, timedelta):
-            return timeout
-    return None

@@ -6,20 +6,22 @@ import logging
 import os
 import time
 from collections import deque
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from diloco import _exit, _resume, config
+from diloco import _exit, _resume, _saved, config
 from diloco._errors import logger
 from diloco._goodput import describe, goodput, lost_share
 from diloco._late_load import warn_of_late_loads
 from diloco._native import _C
 from diloco._replaced import Watch
-from diloco.island import Ranks, make_island
+from diloco.island import Island, Ranks, make_island
 from diloco.parameters import Named, Parameter, collect, notice_buffers, repeatable
 
+_T = TypeVar("_T")
 _EXIT_FLUSH_S = 1.0
 _CALLS_KEPT = 1 << 16
 _STEPS_KEPT = 1 << 12  # whose token counts a saved state can name
@@ -56,6 +58,8 @@ class Learner:
     Raises ValueError (refused, wrong option), TypeError (unknown option), ConnectionError (gave up). One thread, the
     training thread, may use it; the network has a thread of its own that never touches Python.
     """
+
+    _island: Island | None = None
 
     def __init__(
         self,
@@ -142,7 +146,7 @@ class Learner:
         self._parameters = parameters
         self._views = [parameter for parameter in parameters if parameter.real is not parameter.tensor]
         self._watch = Watch(model, parameters)
-        self._before = _resume.Counters()
+        self._before = _saved.Counters()
         self._recent: deque[int] = deque(maxlen=_STEPS_KEPT)  # token counts of the last steps
         self._carried: list[Tensor] = []  # resets that resuming brought, for the next step to tell
         self.closed = False  # also in a forked child, where it cannot be used
@@ -208,9 +212,12 @@ class Learner:
         self._watch.look()
         for parameter in self._views:
             parameter.follow()
-        self._recent.append(tokens)
+        if self._island is None:
+            self._recent.append(tokens)
         try:
-            adopted, reset, logged = self._c.boundary(tokens, lr, self._write_log)
+            adopted, reset, logged, counted = self._c.boundary(tokens, lr, self._write_log)
+            if self._island is not None:
+                self._recent.append(counted)
         finally:
             if logged:
                 self._write_log()
@@ -224,7 +231,9 @@ class Learner:
         """The learner's account: state, steps, tokens, adoptions, versions, bytes, time spent in here, and under
         "goodput" where all its time went (diloco._goodput.goodput defines the terms).
 
-        `total_steps` and `total_tokens` include the lives a loaded state came from. The keys are always the same.
+        `total_steps` and `total_tokens` include the lives a loaded state came from. The keys are always the same. In an
+        island, steps and tokens are the island's on every rank, tokens without those of the last step (but in
+        lockstep and after close()); only rank 0 knows what became of them.
         """
         return {
             "learner_id": self.learner_id,
@@ -285,18 +294,36 @@ class Learner:
         """What the next life of this learner needs: the global weights as last received with their versions, the
         trained tensors as they are (not copied), counters. Tensors, numbers, text, lists and dictionaries only.
 
-        Waits for nobody. Save it together with the model and the optimizer, between two steps.
+        Waits for nobody; rank 0 of an island, until all ranks have made the last step. Save it together with the model
+        and the optimizer, between two steps. In an island it is this rank's: docs/islands.md says what to save.
         """
-        return _resume.save(self)
+        return _saved.save(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes up what state_dict() saved: counters, and on top of the global weights the work that had not been
         merged; that work counts again in this life. What may have been merged is dropped, and the log says so.
 
-        After joining, before the first step. Asks the syncer for its status, and waits at most a few seconds.
-        ValueError for a state of another model or format, naming the first difference.
+        After joining, before the first step. Asks the syncer for its status, and waits at most a few seconds. All
+        ranks of an island load together. ValueError (on all of them) for a state of another model or format, naming
+        the first difference.
         """
         _resume.load(self, state_dict)
+
+    def _state_together(self, pending_tokens: int, full: bool) -> dict[str, Any]:
+        return _saved.save_together(self, pending_tokens, full=full)
+
+    def _of_leader(self, value: Callable[[], _T]) -> _T:
+        """What rank 0 makes of it, on all ranks of an island, which call this together."""
+        if self._island is None:
+            return value()
+        found: _T = self._island.from_leader(value() if self.rank == 0 else None)
+        return found
+
+    def _on_all_ranks(self, holds: list[bool]) -> list[bool]:
+        """One by one whether it holds on every rank of an island; they call this together."""
+        if self._island is None:
+            return holds
+        return [all(each) for each in zip(*self._island.gather(holds), strict=True)]
 
     def close(self, flush_s: float = 5.0) -> None:
         """Waits at most `flush_s` until what was sent has arrived, says goodbye, ends the thread. Idempotent."""

@@ -14,7 +14,7 @@ from diloco import config
 from diloco._errors import logger, name_list
 from diloco._inner_state import is_initialising_call, reset_inner_state
 from diloco._outer_state import OuterState
-from diloco._resume import check, check_format, counters_only
+from diloco._saved import check, check_format, counters_only
 from diloco._scaler import caller, refuse_second_division
 from diloco._several import Several, inner_ones
 from diloco.island import Ranks
@@ -296,26 +296,34 @@ class DiLoCoOptimizer(Optimizer):
 
     # ---- saving, loading, copying ----
 
-    def outer_state(self) -> OuterState:
+    def outer_state(self, *, full: bool = False) -> OuterState:
         """What is this wrapper's own, apart from the inner optimizer's: an object with state_dict() and
-        load_state_dict(), which torch.distributed.checkpoint saves and loads beside the optimizer's state."""
-        return OuterState(self)
+        load_state_dict(), which torch.distributed.checkpoint saves and loads beside the optimizer's state.
+
+        All ranks of an island call them together; the same comes out on each. `full`: whole tensors on the CPU in place
+        of DTensors, for one file that rank 0 writes."""
+        return OuterState(self, full)
 
     def _outer_state_dict(self) -> dict[str, Any]:
         own = counters_only(**self._earlier) if self._learner is None else self._learner.state_dict()
         return own | {"pending_tokens": self._pending_tokens}
 
-    def _check_outer_state_dict(self, learner: Learner, own: dict[str, Any]) -> None:
-        check(learner, own)
+    def _outer_state_together(self, full: bool) -> dict[str, Any]:
+        if self._learner is None:
+            return self._outer_state_dict()
+        return self._learner._state_together(self._pending_tokens, full)
 
     def _load_outer_state_dict(self, own: dict[str, Any]) -> None:
+        first = True
         if self._learner is not None:
             self._learner.load_state_dict(own)
+            first = self._learner.rank == 0
         else:
             check_format(own)
             self._earlier = {"steps": int(own["steps"]), "tokens": int(own["tokens"])}
         self._forgotten = False
-        self._pending_tokens = int(own["pending_tokens"])
+        of_all = own.get("rank", 0) is None
+        self._pending_tokens = int(own["pending_tokens"]) if first or not of_all else 0
         self._counts_tokens |= self._pending_tokens > 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -331,14 +339,15 @@ class DiLoCoOptimizer(Optimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes what state_dict() gave, or a plain state_dict of the inner optimizer."""
+        """Takes what state_dict() gave, or a plain state_dict of the inner optimizer. All ranks of an island load
+        together."""
         state_dict = dict(state_dict)
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             changed = pre_hook(self, state_dict)
             state_dict = state_dict if changed is None else changed
         own = state_dict.pop("diloco", None)
-        if own is not None and self._learner is not None:
-            self._check_outer_state_dict(self._learner, own)  # before anything is changed
+        if self._learner is not None and (own is not None or self._learner._island is not None):
+            check(self._learner, own)  # before anything is changed
         self._inner.load_state_dict(state_dict)
         if own is not None:
             self._load_outer_state_dict(own)

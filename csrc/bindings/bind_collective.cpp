@@ -51,15 +51,16 @@ class PyCollectiveLearner {
 };
 
 // As of Learner: fragments adopted, parameters whose inner state must be reset, whether log lines wait to be taken.
-std::tuple<std::uint32_t, std::vector<std::uint32_t>, bool> boundary(PyCollectiveLearner& self, std::uint64_t tokens,
-                                                                     double lr, const py::object& while_waiting) {
+std::tuple<std::uint32_t, std::vector<std::uint32_t>, bool, std::uint64_t> boundary(PyCollectiveLearner& self,
+                                                                                    std::uint64_t tokens, double lr,
+                                                                                    const py::object& while_waiting) {
   RECORD_USER_SCOPE("diloco::boundary");
   const auto interrupted = callback_with_gil(while_waiting);
   const py::gil_scoped_release release;
   const CollectiveResult result = self.get().boundary({tokens, lr}, interrupted);
   std::vector<std::uint32_t> reset(result.reset ? self.tensors() : 0);
   std::iota(reset.begin(), reset.end(), 0u);
-  return {result.adopted, std::move(reset), !self.log().empty()};
+  return {result.adopted, std::move(reset), !self.log().empty(), tokens};
 }
 
 at::Tensor anchor(PyCollectiveLearner& self, std::uint32_t index, const at::Tensor& like) {

@@ -120,14 +120,21 @@ at::Tensor anchor(PyLearner& self, std::uint32_t index, const at::Tensor& like) 
   return out;
 }
 
-// Fragments adopted, parameters whose inner state must be reset, whether log lines wait to be taken.
-std::tuple<std::uint32_t, std::vector<std::uint32_t>, bool> boundary(PyLearner& self, std::uint64_t tokens, double lr,
-                                                                     const py::object& while_waiting) {
+// Fragments adopted, parameters whose inner state must be reset, whether log lines wait to be taken, tokens counted.
+std::tuple<std::uint32_t, std::vector<std::uint32_t>, bool, std::uint64_t> boundary(PyLearner& self, std::uint64_t tokens,
+                                                                                    double lr,
+                                                                                    const py::object& while_waiting) {
   RECORD_USER_SCOPE("diloco::boundary");  // what a profiler shows
   const auto interrupted = callback_with_gil(while_waiting);
   const py::gil_scoped_release release;
   BoundaryResult result = self.get().boundary({tokens, lr}, interrupted);
-  return {result.adopted, std::move(result.reset_inner_state), !self.log().empty()};
+  return {result.adopted, std::move(result.reset_inner_state), !self.log().empty(), result.tokens};
+}
+
+std::uint64_t tokens_under_way(PyLearner& self, const py::object& while_waiting) {
+  const auto interrupted = callback_with_gil(while_waiting);
+  const py::gil_scoped_release release;
+  return self.get().tokens_under_way(interrupted);
 }
 
 py::dict stats_dict(PyLearner& self) {
@@ -193,6 +200,7 @@ void bind_learner(py::module_& m) {
            py::arg("linger_s"), py::arg("island"))
       .def("join", &join, py::arg("timeout_s"), py::arg("while_waiting"))
       .def("boundary", &boundary, py::arg("tokens"), py::arg("lr"), py::arg("while_waiting"))
+      .def("tokens_under_way", &tokens_under_way, py::arg("while_waiting"))
       .def("close", [](PyLearner& self, double flush_s) { self.get().close(flush_s); }, py::arg("flush_s"), GilFree())
       .def("stats", &stats_dict)
       .def("learner_id", [](PyLearner& self) { return self.get().learner_id(); })

@@ -207,6 +207,15 @@ def run(tmp_path: Path, process: Callable[..., Any], audit: Callable[..., dict[s
     return Run(tmp_path, process, audit)
 
 
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Callable[..., Any]]:
+    """ranks("train", 2, how="fsdp", ...): a job of so many processes that run a program of island_programs.py."""
+    from island_ranks import nursery
+
+    with nursery() as start:
+        yield start
+
+
 @pytest.fixture
 def host(cleanup: ExitStack) -> Callable[..., Host]:
     """host("a"): a new network namespace. Tests that use it carry the marker `netns`."""

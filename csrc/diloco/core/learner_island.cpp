@@ -63,10 +63,12 @@ IslandOrders LearnerCore::Impl::orders(bool plan_known) {
       fragment.pending = *std::exchange(fragment.ready, std::nullopt);
     }
     order.stage = wants_staging(p);
-    if (wants_adoption(p)) {
+    // Back first, whatever has arrived: a version may not be at all ranks yet, and what stays poisoned in one fragment is
+    // in all of them after the next step.
+    if (!fragment.readopt && wants_adoption(p)) {
       fragment.ordered = adoption_of(p, *fragment.pending);
       order.adopt = fragment.pending->version;
-    } else if (fragment.readopt && !fragment.anchor_sending && !fragment.pending) {
+    } else if (fragment.readopt && !fragment.anchor_sending) {
       fragment.ordered = AdoptPlan{AdoptFormula::kOverwrite, {}, fragment.readopt, true, true};
       order.back = true;
     }

@@ -47,7 +47,7 @@ void Learner::Impl::start_exchange(std::uint64_t tokens, bool more, bool bare) {
 
 std::shared_ptr<const IslandPlan> Learner::Impl::end_exchange(const std::function<void()>& interrupted) {
   const TimePoint start = monotonic_now();
-  const RankGroup::Result result = options.island->group->wait(interrupted);
+  const RankGroup::Result result = seen ? *std::exchange(seen, std::nullopt) : options.island->group->wait(interrupted);
   exchanging = false;
   const Seconds took = monotonic_now() - start;
   ++waits.exchanges;
@@ -75,6 +75,10 @@ void Learner::Impl::carry_out(const std::shared_ptr<const IslandPlan>& plan_now,
                               BoundaryResult* result) {
   {
     const std::lock_guard lock(mutex);
+    if (step) {
+      counted_tokens += plan_now->tokens;
+      result->tokens += plan_now->tokens;
+    }
     if (part) {
       feed_part(PartPlanned{plan_now, step});
     } else {
@@ -130,6 +134,12 @@ void Learner::Impl::wait_for_news(Seconds at_most) {
 bool Learner::Impl::island_join(Seconds timeout_s, const std::function<void()>& interrupted) {
   const TimePoint deadline = monotonic_now() + timeout_s;
   BoundaryResult ignored;
+  std::uint64_t uncounted = 0;
+  if (exchanging) {
+    const auto plan_now = end_exchange(interrupted);
+    if (core) uncounted = plan_now->tokens;  // the next step's boundary counts them
+    carry_out(plan_now, false, 0.0, &ignored);
+  }
   bool joined = false;
   while (true) {
     bool more = true;
@@ -149,7 +159,7 @@ bool Learner::Impl::island_join(Seconds timeout_s, const std::function<void()>& 
     joined = plan_known && part->connected();
   }
   waits = {};  // of boundaries only
-  if (settings().mode == Mode::kDecoupled) start_exchange(0, false, false);
+  if (settings().mode == Mode::kDecoupled) start_exchange(uncounted, false, false);
   return joined;
 }
 
@@ -190,13 +200,23 @@ void Learner::Impl::island_boundary(const Boundary& event, const std::function<v
 // Tokens of the last step, which no boundary has counted.
 std::uint64_t Learner::Impl::last_tokens(Seconds flush_s) {
   const TimePoint deadline = monotonic_now() + flush_s;
-  while (exchanging && !options.island->group->done() && monotonic_now() < deadline) wait_for_news(kNewsS);
-  if (!exchanging || !options.island->group->done()) return 0;
+  while (exchanging && !seen && !options.island->group->done() && monotonic_now() < deadline) wait_for_news(kNewsS);
+  if (!exchanging || (!seen && !options.island->group->done())) return 0;
   try {
     return end_exchange({})->tokens;
   } catch (const std::exception&) {
     return 0;  // a rank is gone; this one is leaving too
   }
+}
+
+std::uint64_t Learner::Impl::tokens_under_way(const std::function<void()>& interrupted) {
+  {
+    const std::lock_guard lock(mutex);
+    if (closed) return 0;
+  }
+  if (!exchanging) return 0;
+  if (!seen) seen = options.island->group->wait(interrupted);
+  return seen->tokens;
 }
 
 }  // namespace diloco

@@ -218,9 +218,15 @@ LearnerStats Learner::stats() const {
   LearnerStats stats;
   stats.state = impl_->closed ? "closed" : impl_->part->connected() ? "training" : "away";
   stats.steps = impl_->part->steps();
+  stats.tokens = impl_->counted_tokens;
   stats.adoptions = impl_->adopted_count;
   stats.staged_bytes = impl_->part->staged_bytes();
   return stats;
+}
+
+std::uint64_t Learner::tokens_under_way(const std::function<void()>& interrupted) {
+  impl_->check_process("tokens_under_way()");
+  return impl_->tokens_under_way(interrupted);
 }
 
 ExchangeWaits Learner::exchange_waits() const { return impl_->waits; }

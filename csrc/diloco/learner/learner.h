@@ -47,6 +47,7 @@ struct LearnerOptions {
 struct BoundaryResult {
   std::vector<std::uint32_t> reset_inner_state;  // tensors (index in the store's layout) whose inner state must be reset
   std::uint32_t adopted = 0;                     // fragments adopted
+  std::uint64_t tokens = 0;                      // counted at this boundary: in an island those of all ranks, of the last step
 };
 
 // Of an island's rank: how long boundaries waited for the other ranks. They wait if the exchange that began one step ago
@@ -73,7 +74,9 @@ class Learner {
   void close(Seconds flush_s);
   bool closed() const;
 
-  LearnerStats stats() const;  // ranks behind a leader count steps, adoptions and bytes only
+  LearnerStats stats() const;  // ranks behind a leader count steps, tokens, adoptions and bytes only
+  // Tokens of the island's last step if no boundary has counted them yet. Waits until all ranks have made that step.
+  std::uint64_t tokens_under_way(const std::function<void()>& interrupted = {});
   ExchangeWaits exchange_waits() const;
   PhaseSeconds phase_seconds() const;  // any thread
   std::string learner_id() const;

@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -95,6 +96,7 @@ struct Learner::Impl {
   void island_boundary(const Boundary& event, const std::function<void()>& interrupted, BoundaryResult* result);
   bool island_join(Seconds timeout_s, const std::function<void()>& interrupted);
   std::uint64_t last_tokens(Seconds flush_s);
+  std::uint64_t tokens_under_way(const std::function<void()>& interrupted);
   // `bare`: orders nothing, because this step has not been counted yet.
   void start_exchange(std::uint64_t tokens, bool more, bool bare);
   std::shared_ptr<const IslandPlan> end_exchange(const std::function<void()>& interrupted);
@@ -151,6 +153,7 @@ struct Learner::Impl {
 
   // Training thread, of an island's rank.
   bool exchanging = false;                 // an exchange has been started and not ended
+  std::optional<RankGroup::Result> seen;   // its result, if that was looked at before the boundary that ends it
   bool plan_known = false;                 // to every rank
   SessionId welcome_sent = 0;              // session whose WELCOME the other ranks have
   std::vector<Version> shared;             // newest version given to the replicas, per fragment
@@ -172,7 +175,7 @@ struct Learner::Impl {
   std::deque<Log> logs;
   TransportCounters counters;
   std::string failure, bug;
-  std::uint64_t io_events = 0, bugs = 0, known_fragments = 0, adopted_count = 0;
+  std::uint64_t io_events = 0, bugs = 0, known_fragments = 0, adopted_count = 0, counted_tokens = 0;
   bool refused = false, gave_up = false, core_closed = false, closed = false;
   bool ever_up = false, first_attempt_failed = false, stop_io = false, io_ended = false;
 

@@ -89,6 +89,7 @@ void Learner::Impl::boundary(const Boundary& event, const std::function<void()>&
     if (interruption && !lock.owns_lock()) lock.lock();
   }
   result->adopted += adopt_all();
+  result->tokens = event.tokens;
   {
     const std::lock_guard lock(mutex);
     feed(AdoptsDone{});
@@ -143,6 +144,7 @@ void Learner::Impl::close(Seconds flush_s) {
     std::unique_lock lock(mutex);
     if (closed) return;
     closed = true;
+    counted_tokens += tokens;
     guarded("close", [&] { feed_any(CloseEvent{flush_s, tokens}); });
     wake_if_needed();
     changed.wait_for(lock, std::chrono::duration<double>(flush_s), [&] { return core_closed; });
