@@ -84,7 +84,7 @@ def make_island(ranks: Ranks, parameters: list[Parameter], learner_id: str, sett
     group = group_of(ranks)
     if group is None:
         for parameter in parameters:
-            if is_sharded(parameter.tensor):
+            if is_sharded(parameter.tensor) and parameter.tensor.device_mesh.size() > 1:  # type: ignore[attr-defined]
                 raise ValueError(
                     f"parameter '{parameter.name}' is a DTensor; expected torch.distributed with all its ranks. Start "
                     "the script under torchrun, and do not pass island=False"

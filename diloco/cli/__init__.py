@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from diloco.cli.bench import app as bench_app
 from diloco.cli.simulate import app as simulate_app
 from diloco.cli.status import show_status
 
@@ -18,6 +19,7 @@ app = typer.Typer(
     help="Decoupled DiLoCo for PyTorch: learners that never wait, merged by a small native syncer.",
 )
 app.add_typer(simulate_app, name="simulate")
+app.add_typer(bench_app, name="bench")
 _UNPARSED = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
