@@ -209,7 +209,7 @@ def run(tmp_path: Path, process: Callable[..., Any], audit: Callable[..., dict[s
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Callable[..., Any]]:
-    """ranks("train", 2, how="fsdp", ...): a job of so many processes that run a program of island_programs.py."""
+    """ranks("train", 2, how="fsdp", ...): a job of so many processes that run an island_*.py program."""
     from island_ranks import nursery
 
     with nursery() as start:

@@ -1,6 +1,6 @@
 """Ranks of islands as real processes that start quickly.
 
-`Nursery` is one process that has loaded torch and forks a rank in milliseconds (island_programs.py). A rank runs its
+`Nursery` is one process that has loaded torch and forks a rank in milliseconds (island_nursery.py). A rank runs its
 exit handlers, or is killed. Each `Job` has a store of its own on a port the kernel chose, as torchrun's agent has, by
 which the test also tells its ranks what to do.
 """
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from diloco.testing import LearnerProcess, Process
 from diloco.testing.child import DEADLINE_S, Event
 
-PROGRAMS = Path(__file__).with_name("island_programs.py")
+PROGRAMS = Path(__file__).with_name("island_nursery.py")
 
 
 class Job:

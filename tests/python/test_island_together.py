@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from island_programs import BATCH
 from island_ranks import Job
+from island_task import BATCH
 from toys import LOCKSTEP, QUICK
 
 import diloco
