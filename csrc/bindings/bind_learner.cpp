@@ -47,6 +47,7 @@ std::unique_ptr<PyIsland> make_island(c10::intrusive_ptr<c10d::ProcessGroup> pla
 class ProfilerRanges final : public PhaseObserver {
  public:
   void begin(const char* name) override {
+    if (!at::hasCallbacks()) return;  // nobody profiles: to find that out in the constructor costs more, after a step
     range_.emplace(at::RecordScope::USER_SCOPE);
     if (range_->isActive()) range_->before(name);
   }
