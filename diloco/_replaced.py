@@ -16,9 +16,10 @@ _AT_ONCE = 4
 
 
 class Watch:
-    """Now and then a step looks at a few places of the model, in turn: what replaces parameters replaces all of them,
-    so it is seen within a few steps. After an adoption, and when the model has been loaded, all places are looked at.
-    Modules may be put around others (checkpointing, parametrizations): the same parameters there are followed.
+    """Every step looks at a few places of the model, in turn: what replaces parameters replaces all of them, so it is
+    seen at the next step. When all fragments have been adopted once more, and when the model has been loaded, all
+    places are looked at. Modules may be put around others (checkpointing, parametrizations): the same parameters at
+    other places are followed.
     """
 
     def __init__(self, model: Named, parameters: list[Parameter]) -> None:

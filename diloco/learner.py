@@ -24,7 +24,6 @@ from diloco.parameters import Named, Parameter, collect, notice_buffers, repeata
 _T = TypeVar("_T")
 _EXIT_FLUSH_S = 1.0
 _CALLS_KEPT = 1 << 16
-_LOOK_EVERY = 8  # steps between two looks for replaced parameters
 _STEPS_KEPT = 1 << 12  # whose token counts a saved state can name
 _ARGUMENTS = ("syncer", "learner_id", "run_id", "ledger_dir", "give_up_after_s", "join_timeout_s", "island")
 
@@ -149,6 +148,8 @@ class Learner:
         self._watch = Watch(model, parameters)
         self._before = _saved.Counters()
         self._recent: deque[int] = deque(maxlen=_STEPS_KEPT)  # token counts of the last steps
+        self._adopted = self._fragments = 0  # adoptions since all places were looked at; how many make a round
+        self._came_round = False
         self._carried: list[Tensor] = []  # resets that resuming brought, for the next step to tell
         self.closed = False  # also in a forked child, where it cannot be used
         self._pid = os.getpid()
@@ -211,11 +212,9 @@ class Learner:
         start = time.perf_counter()
         logged = True
         # All of this runs with a cold cache, after a step of training: it costs ten times what it seems to.
-        if not self._blocked_calls % _LOOK_EVERY:
-            self._watch.look()
-        if self._views:
-            for parameter in self._views:
-                parameter.follow()
+        self._watch.look()
+        for parameter in self._views:
+            parameter.follow()
         if self._island is None:
             self._recent.append(tokens)
         try:
@@ -226,10 +225,20 @@ class Learner:
             if logged:
                 self._write_log()
             self._account(time.perf_counter() - start)
-        if adopted:
+        self._came_round = adopted > 0 and self._comes_round(adopted)
+        if self._came_round:
             self._watch.look_at_all()
         carried, self._carried = self._carried, []
         return StepResult(adopted, carried + [self._parameters[index].tensor for index in reset])
+
+    def _comes_round(self, adopted: int) -> bool:
+        """True when as many fragments have been adopted as there are: what walks over the whole model belongs there,
+        and not into every step that adopts something."""
+        self._adopted += adopted
+        if self._adopted < self._fragments:
+            return False
+        self._adopted, self._fragments = 0, len(self._c.stats()["versions"])
+        return True
 
     def stats(self) -> dict[str, Any]:
         """The learner's account: state, steps, tokens, adoptions, versions, bytes, time spent in here, and under

@@ -207,7 +207,7 @@ class DiLoCoOptimizer(Optimizer):
         if self._forgotten:
             self._say_fresh_window(self._learner)
         result = self._learner._step(self._take_tokens(), self._lr())
-        if result.adopted:
+        if self._learner._came_round:
             self._look_at_groups(self._learner)
         if result.reset:
             reset_inner_state(self._inner, result.reset)

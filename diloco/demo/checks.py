@@ -15,7 +15,7 @@ from diloco.demo.record import Kill, Life, Paired, Record, Step
 LEAST_MERGED = 0.60  # of the slowest learner's tokens
 MOST_RATIO = 2.0  # peers' longest call during the outage over before
 LONGEST_CALL_S = 0.050
-MOST_BLOCKED = 0.01  # share of training threads' time; 0.3 % was reached before islands and resuming
+MOST_BLOCKED = 0.005  # share of training threads' time
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ def nothing_processed(record: Record) -> None:
 
 def blocking(record: Record) -> None:
     for life in record.lives:
-        life.steps = [replace(step, inside_s=0.01) for step in life.steps]
+        life.steps = [replace(step, inside_s=0.005) for step in life.steps]
 
 
 def paired_disagrees(record: Record) -> None:
@@ -133,7 +133,7 @@ def no_paired_run(record: Record) -> None:
         (no_audit, "ledger_exact", "did not run"),
         (rounds_missing_in_audit, "ledger_exact", "rounds"),
         (nothing_processed, "ledger_exact", "0 tokens"),
-        (blocking, "blocked", "1.000%"),
+        (blocking, "blocked", "0.500%"),
         (paired_disagrees, "blocked", "does not confirm"),
         (no_paired_run, "blocked", "does not confirm"),
     ],
