@@ -18,36 +18,21 @@ namespace {
 
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-class PyCollectiveLearner {
+class PyCollectiveLearner : public Held<CollectiveLearner> {
  public:
   PyCollectiveLearner(const std::vector<PyParameter>& parameters, const Group& group, const Group& control,
                       std::map<std::string, std::string> settings, bool on_device)
-      : log_(std::make_shared<LogQueue>()), tensors_(static_cast<std::uint32_t>(parameters.size())), pid_(getpid()) {
+      : tensors_(static_cast<std::uint32_t>(parameters.size())) {
     auto named = named_parameters(parameters);
-    CollectiveOptions options{std::move(settings), on_device, {}};
-    options.log = [log = log_](LogLevel level, const std::string& text) { log->push(level, text); };
+    CollectiveOptions options{std::move(settings), on_device, into_log()};
     const py::gil_scoped_release release;
     learner_ = std::make_unique<CollectiveLearner>(std::move(named), Collectives(group), Collectives(control),
                                                    std::move(options));
   }
-  ~PyCollectiveLearner() {
-    if (getpid() != pid_) {  // forked child: the group's threads are the parent's
-      [[maybe_unused]] const auto* leaked = learner_.release();
-      return;
-    }
-    const py::gil_scoped_release release;
-    learner_.reset();
-  }
-
-  CollectiveLearner& get() { return *learner_; }
-  LogQueue& log() { return *log_; }
   std::uint32_t tensors() const { return tensors_; }
 
  private:
-  std::shared_ptr<LogQueue> log_;
-  std::unique_ptr<CollectiveLearner> learner_;
   std::uint32_t tensors_;
-  pid_t pid_;
 };
 
 // As of Learner: fragments adopted, parameters whose inner state must be reset, whether log lines wait to be taken.

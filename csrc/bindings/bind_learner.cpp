@@ -57,13 +57,12 @@ class ProfilerRanges final : public PhaseObserver {
   std::optional<at::RecordFunction> range_;
 };
 
-class PyLearner {
+class PyLearner : public Held<Learner> {
  public:
-  PyLearner(const std::vector<PyParameter>& parameters, LearnerOptions options, const PyIsland* island)
-      : log_(std::make_shared<LogQueue>()), pid_(getpid()) {
+  PyLearner(const std::vector<PyParameter>& parameters, LearnerOptions options, const PyIsland* island) {
     std::vector<NamedParameter> named = named_parameters(parameters);
     options.phases = std::make_shared<ProfilerRanges>();
-    options.log = [log = log_](LogLevel level, const std::string& text) { log->push(level, text); };
+    options.log = into_log();
     const py::gil_scoped_release release;
     auto store = std::make_shared<TorchParameterStore>(std::move(named));
     if (island != nullptr) {
@@ -74,22 +73,6 @@ class PyLearner {
     }
     learner_ = std::make_unique<Learner>(std::move(options), std::move(store));
   }
-  ~PyLearner() {
-    if (getpid() != pid_) {  // forked child: the threads are the parent's, there is nothing to join
-      [[maybe_unused]] const auto* leaked = learner_.release();
-      return;
-    }
-    const py::gil_scoped_release release;
-    learner_.reset();
-  }
-
-  Learner& get() { return *learner_; }
-  LogQueue& log() { return *log_; }
-
- private:
-  std::shared_ptr<LogQueue> log_;
-  std::unique_ptr<Learner> learner_;
-  pid_t pid_;
 };
 
 std::unique_ptr<PyLearner> make_learner(const std::vector<PyParameter>& parameters, std::string syncer,

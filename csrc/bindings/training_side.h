@@ -4,7 +4,10 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <unistd.h>
+
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <tuple>
@@ -48,6 +51,34 @@ inline std::function<void()> callback_with_gil(const py::object& while_waiting) 
     py::reinterpret_borrow<py::object>(callback)();
   };
 }
+
+// A native learner as Python holds it.
+template <class L>
+class Held {
+ public:
+  Held() = default;
+  Held(const Held&) = delete;
+  ~Held() {
+    if (getpid() != pid_) {  // forked child: the threads are the parent's, there is nothing to join
+      [[maybe_unused]] const auto* leaked = learner_.release();
+      return;
+    }
+    const py::gil_scoped_release release;
+    learner_.reset();
+  }
+  L& get() { return *learner_; }
+  LogQueue& log() { return *log_; }
+
+ protected:
+  std::function<void(LogLevel, const std::string&)> into_log() const {
+    return [log = log_](LogLevel level, const std::string& text) { log->push(level, text); };
+  }
+  std::unique_ptr<L> learner_;
+
+ private:
+  std::shared_ptr<LogQueue> log_ = std::make_shared<LogQueue>();
+  pid_t pid_ = getpid();
+};
 
 using PyParameter = std::tuple<std::string, at::Tensor, std::vector<std::string>>;
 

@@ -61,26 +61,18 @@ class _Learner:
         self.staging_bytes = 0
 
     def run(self) -> Report:
-        there = self.check("address", self.check_address) and self.check("connect", self.check_connect)
-        there = there and self.check("syncer", self.check_syncer)
+        there = self.report.check("address", self.check_address) and self.report.check("connect", self.check_connect)
+        there = there and self.report.check("syncer", self.check_syncer)
         if there:
-            self.check("clock", self.check_clock)
-            self.check("settings", self.check_settings)
-            self.check("link", self.check_link)
-        self.check("model", self.check_model)
+            self.report.check("clock", self.check_clock)
+            self.report.check("settings", self.check_settings)
+            self.report.check("link", self.check_link)
+        self.report.check("model", self.check_model)
         if self.specs and self.status:
-            self.check("memory", self.check_memory)
+            self.report.check("memory", self.check_memory)
             if self.link:
-                self.check("bandwidth", self.check_bandwidth)
+                self.report.check("bandwidth", self.check_bandwidth)
         return self.report
-
-    def check(self, name: str, look: Callable[[], None]) -> bool:
-        try:
-            look()
-        except Wrong as wrong:
-            self.report.wrong(name, wrong)
-            return False
-        return True
 
     def left_s(self) -> float:
         return max(0.1, self.deadline - time.monotonic())

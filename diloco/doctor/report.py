@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -51,6 +51,15 @@ class Report:
 
     def add(self, name: str, state: State, text: str, **values: Any) -> None:
         self.checks.append(Check(name, state, text, values))
+
+    def check(self, name: str, look: Callable[[], None]) -> bool:
+        """Looks; True unless something is wrong, which is written down."""
+        try:
+            look()
+        except Wrong as wrong:
+            self.wrong(name, wrong)
+            return False
+        return True
 
     def wrong(self, name: str, why: Wrong) -> None:
         """The command is that of the first thing that is wrong: later ones may be its consequences."""

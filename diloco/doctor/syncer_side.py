@@ -64,12 +64,12 @@ class _Syncer:
         return " ".join(words)
 
     def run(self) -> Report:
-        if self.check("address", self.check_address):
-            self.check("reach", self.check_reach)
-            self.check("port", self.check_port)
-        if self.check("settings", self.check_settings):
-            self.check("descriptors", self.check_descriptors)
-            self.check("memory", self.check_memory)
+        if self.report.check("address", self.check_address):
+            self.report.check("reach", self.check_reach)
+            self.report.check("port", self.check_port)
+        if self.report.check("settings", self.check_settings):
+            self.report.check("descriptors", self.check_descriptors)
+            self.report.check("memory", self.check_memory)
         now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         self.report.add(
             "clock",
@@ -78,14 +78,6 @@ class _Syncer:
             time=time.time(),
         )
         return self.report
-
-    def check(self, name: str, look: Callable[[], None]) -> bool:
-        try:
-            look()
-        except Wrong as wrong:
-            self.report.wrong(name, wrong)
-            return False
-        return True
 
     def check_address(self) -> None:
         ours = machine.interfaces()

@@ -211,7 +211,7 @@ struct LearnerCore::Impl {
   std::optional<Plan> plan;
   Layout layout;
   Settings settings;
-  std::vector<std::array<PayloadLayout, 3>> payloads;  // [fragment][PayloadKind]
+  PayloadLayouts payloads;
   std::vector<LearnerFragment> fragments;
 
   std::uint64_t next_tag = 1;

@@ -7,20 +7,8 @@ namespace diloco {
 
 // Payloads of what this process holds: its part of an island, else everything.
 void LearnerCore::Impl::make_payloads() {
-  Layout held = layout;
-  if (island() && options.island->parts > 1) {
-    Part part(layout.tensors.size());
-    for (std::size_t i = 0; i < options.layout.tensors.size(); ++i) {
-      part[index_of(layout, options.layout.tensors[i].name)] = options.island->part[i];
-    }
-    held = layout_of_part(layout, part);
-  }
-  payloads.resize(plan->size());
-  for (FragmentId p = 0; p < plan->size(); ++p) {
-    for (const auto kind : {PayloadKind::kContribution, PayloadKind::kAnchor, PayloadKind::kImage}) {
-      payloads[p][static_cast<std::size_t>(kind)] = payload_layout(held, *plan, p, kind, settings);
-    }
-  }
+  const Part part = island() ? in_order_of(layout, options.layout, options.island->part) : Part{};
+  payloads = payload_layouts(part.empty() ? layout : layout_of_part(layout, part), *plan, settings);
 }
 
 void LearnerCore::Impl::on_island_planned(const IslandPlanned& event) {

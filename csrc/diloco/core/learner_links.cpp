@@ -1,15 +1,11 @@
 // Connections, one per shard of the syncer: greeting, loss, frames in. Runs on the I/O thread's events.
 #include <algorithm>
-#include <cmath>
 
 #include <fmt/format.h>
 
 #include "diloco/core/learner_impl.h"
 
 namespace diloco {
-
-constexpr Seconds kFirstRetryS = 0.1;
-constexpr Seconds kLastRetryS = 2.0;  // below the time a recovering syncer gathers holders
 
 bool LearnerCore::Impl::serves(const ShardLink& link, FragmentId p) const {
   return p < fragments.size() && plan->fragments[p].shard == link.shard;
@@ -116,9 +112,8 @@ void LearnerCore::Impl::lose(ShardLink& link, const std::string& why, bool at_on
     // Parts of uploads under way never complete; what has left completely may still be merged.
     std::erase_if(fragment.sent, [](const SentImage& image) { return !image.gone; });
   }
-  const Seconds back_off = std::min(kLastRetryS, kFirstRetryS * std::pow(2.0, std::min(link.failures, 10u)));
-  const double jitter = static_cast<double>(options.random() % 1024) / 1024.0;
-  link.retry_at = at_once && link.failures == 0 ? now : now + back_off * (0.5 + 0.5 * jitter);
+  const Seconds back_off = back_off_s(link.failures, options.random());
+  link.retry_at = at_once && link.failures == 0 ? now : now + back_off;
   ++link.failures;
   if (!link.told_away && !closing) {
     link.told_away = true;

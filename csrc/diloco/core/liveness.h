@@ -2,10 +2,20 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
 
 #include "diloco/base/types.h"
 
 namespace diloco {
+
+// How long to wait before a connection is tried again after so many failures: doubling, with jitter by `random`, and never
+// longer than a recovering syncer gathers holders.
+inline Seconds back_off_s(unsigned failures, std::uint64_t random) {
+  constexpr Seconds kFirstS = 0.1, kLastS = 2.0;
+  const double jitter = static_cast<double>(random % 1024) / 1024.0;
+  return std::min(kLastS, kFirstS * std::pow(2.0, std::min(failures, 10u))) * (0.5 + 0.5 * jitter);
+}
 
 class Liveness {
  public:

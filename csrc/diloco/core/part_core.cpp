@@ -1,7 +1,6 @@
 #include "diloco/core/part_core.h"
 
 #include <algorithm>
-#include <cmath>
 #include <deque>
 #include <stdexcept>
 
@@ -16,7 +15,6 @@ namespace {
 
 constexpr std::size_t kStagedKept = 2;  // the newest copies, beside those the leader says may still be merged
 constexpr std::uint64_t kAnchorTag = 1ull << 63;
-constexpr Seconds kFirstRetryS = 0.1, kLastRetryS = 2.0;
 
 // A copy of anchor - local, as the leader has one of the same step.
 struct Copy {
@@ -80,9 +78,8 @@ struct PartCore::Impl {
     if (state == State::kDown) return;
     state = State::kDown;
     actions.push_back(DropChannel{Channel::kBulk});
-    const Seconds back_off = std::min(kLastRetryS, kFirstRetryS * std::pow(2.0, std::min(failures++, 10u)));
     if (closing) return;
-    retry_at = now + back_off * (0.5 + 0.5 * static_cast<double>(options.random() % 1024) / 1024.0);
+    retry_at = now + back_off_s(failures++, options.random());
     log(LogLevel::kWarning, fmt::format("part {}: no connection to the syncer ({}); it is made again with the leader's",
                                         options.part, why));
   }
@@ -286,21 +283,9 @@ struct PartCore::Impl {
     if (plan) return;
     plan = welcome->plan;
     layout = welcome->layout;
-    Layout held = layout;
-    if (!options.held.empty()) {
-      Part part(layout.tensors.size());
-      for (std::size_t i = 0; i < options.held.size(); ++i) {
-        part[index_of(layout, options.layout.tensors[i].name)] = options.held[i];
-      }
-      held = layout_of_part(layout, part);
-    }
+    const Part held = in_order_of(layout, options.layout, options.held);
     fragments.resize(plan->size());
-    payloads.resize(plan->size());
-    for (FragmentId p = 0; p < plan->size(); ++p) {
-      for (const auto kind : {PayloadKind::kContribution, PayloadKind::kAnchor, PayloadKind::kImage}) {
-        payloads[p][static_cast<std::size_t>(kind)] = payload_layout(held, *plan, p, kind, settings);
-      }
-    }
+    payloads = payload_layouts(held.empty() ? layout : layout_of_part(layout, held), *plan, settings);
   }
 
   void on(const PartPlanned& event) {
@@ -432,7 +417,7 @@ struct PartCore::Impl {
   std::optional<Plan> plan;
   Layout layout;
   Settings settings;
-  std::vector<std::array<PayloadLayout, 3>> payloads;
+  PayloadLayouts payloads;
   std::vector<PartFragment> fragments;
   std::shared_ptr<const IslandPlan> planned;
   std::uint64_t made = 0;  // steps

@@ -254,7 +254,6 @@ struct SyncerCore::Impl {
   void bind_part(Session& session, BulkLane& lane, const Part& part);
   void complete_lanes(Session& session);
   PartMap map_of(const BulkLane& lane, const PayloadLayout& payload) const;
-  std::uint64_t bytes_of(const BulkLane& lane, const PayloadLayout& payload) const;
   void gather(Session& session, BulkLane& lane, const Header& header, const Begin& begin, bool keep);
   std::optional<std::pair<Begin, BufferPtr>> gathered(Session& session, BulkLane& lane);
   void give_up_gathering(Session& session, FragmentId p, PayloadKind kind, const std::string& why);

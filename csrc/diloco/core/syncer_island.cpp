@@ -78,10 +78,6 @@ PartMap SyncerCore::Impl::map_of(const BulkLane& lane, const PayloadLayout& payl
   return {*layout, payload, lane.part, lane.owned};
 }
 
-std::uint64_t SyncerCore::Impl::bytes_of(const BulkLane& lane, const PayloadLayout& payload) const {
-  return lane.part.empty() ? payload.bytes : map_of(lane, payload).bytes();
-}
-
 // One part of an upload begins. The leader's says which copy it is, and the other ranks are asked for the same.
 void SyncerCore::Impl::gather(Session& session, BulkLane& lane, const Header& header, const Begin& begin, bool keep) {
   const FragmentId p = begin.fragment;

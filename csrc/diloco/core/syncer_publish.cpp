@@ -109,12 +109,13 @@ void SyncerCore::Impl::queue_image(Session& session, FragmentId p) {
     transfer.kind = PayloadKind::kImage;
     transfer.version = slot.state->version;
     transfer.begin = slot.begin;
-    transfer.total = bytes_of(lane, slot.image_layout);
     transfer.tag = p;
     if (lane.part.empty()) {
       transfer.image = slot.image;
+      transfer.total = slot.image_layout.bytes;
     } else {
       auto map = std::make_shared<const PartMap>(map_of(lane, slot.image_layout));
+      transfer.total = map->bytes();
       transfer.read = [map, bytes = slot.image.bytes](std::uint64_t offset, std::span<std::byte> out) {
         map->gather(bytes->data(), offset, out);
       };

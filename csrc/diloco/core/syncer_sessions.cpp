@@ -256,9 +256,7 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
   session.sent.resize(plan.size());
   session.ranks = hello.ranks;
   session.lanes.resize(hello.parts);
-  for (std::size_t i = 0; i < hello.part.size(); ++i) {
-    session.tensors.push_back(index_of(*layout, hello.layout.tensors[i].name));
-  }
+  if (hello.parts > 1) session.tensors = indices_in(*layout, hello.layout);
   for (BulkLane& lane : session.lanes) lane.uplink_credit.reset(settings.credit_window_bytes, settings.credit_window_bytes);
   session.lanes.front().downlink.reset(hello.downlink_credit, sender_window(settings.credit_window_bytes));
   if (hello.parts > 1) bind_part(session, session.lanes.front(), hello.part);

@@ -132,15 +132,6 @@ std::uint64_t Layout::numel() const {
   return sum;
 }
 
-std::uint32_t index_of(const Layout& layout, const std::string& name) {
-  for (std::uint32_t i = 0; i < layout.tensors.size(); ++i) {
-    const TensorSpec& tensor = layout.tensors[i];
-    const auto& aliases = tensor.aliases;
-    if (tensor.name == name || std::find(aliases.begin(), aliases.end(), name) != aliases.end()) return i;
-  }
-  throw ConfigError(fmt::format("no parameter is named '{}'", name));
-}
-
 std::string shape_text(const std::vector<std::int64_t>& shape) {
   return shape.size() == 1 ? fmt::format("({},)", shape[0]) : fmt::format("({})", fmt::join(shape, ", "));
 }

@@ -27,9 +27,6 @@ struct Layout {
   bool operator==(const Layout&) const = default;
 };
 
-// Index of the tensor with this name or alias. Throws ConfigError if there is none.
-std::uint32_t index_of(const Layout& layout, const std::string& name);
-
 // "(10, 64)", "(5,)", "()".
 std::string shape_text(const std::vector<std::int64_t>& shape);
 

@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <unordered_map>
+
+#include "diloco/base/errors.h"
 
 namespace diloco {
 namespace {
@@ -74,6 +77,29 @@ std::uint64_t Box::numel() const {
 
 Box whole_box(const TensorSpec& tensor) {
   return {std::vector<std::int64_t>(tensor.shape.size(), 0), tensor.shape, false};
+}
+
+std::vector<std::uint32_t> indices_in(const Layout& run, const Layout& own) {
+  std::unordered_map<std::string, std::uint32_t> by_name;
+  for (std::uint32_t i = 0; i < run.tensors.size(); ++i) {
+    by_name.emplace(run.tensors[i].name, i);
+    for (const std::string& alias : run.tensors[i].aliases) by_name.emplace(alias, i);
+  }
+  std::vector<std::uint32_t> indices;
+  for (const TensorSpec& tensor : own.tensors) {
+    const auto found = by_name.find(tensor.name);
+    if (found == by_name.end()) throw ConfigError(fmt::format("no parameter is named '{}'", tensor.name));
+    indices.push_back(found->second);
+  }
+  return indices;
+}
+
+Part in_order_of(const Layout& run, const Layout& own, const Part& part) {
+  if (part.empty()) return {};
+  const auto indices = indices_in(run, own);
+  Part ordered(run.tensors.size());
+  for (std::size_t i = 0; i < part.size(); ++i) ordered[indices[i]] = part[i];
+  return ordered;
 }
 
 Layout layout_of_part(const Layout& layout, const Part& part) {

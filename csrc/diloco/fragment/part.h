@@ -26,6 +26,12 @@ Box whole_box(const TensorSpec& tensor);
 // By tensor of a layout.
 using Part = std::vector<Box>;
 
+// By tensor of `own`: where `run`, which may list them in another order, has the tensor of that name or alias. Throws
+// ConfigError if it has none.
+std::vector<std::uint32_t> indices_in(const Layout& run, const Layout& own);
+// `part` of `own` in the order of `run`; an empty one (everything is held) stays empty.
+Part in_order_of(const Layout& run, const Layout& own, const Part& part);
+
 // The tensors as one rank holds them: the same names in the same order, with the shapes of the boxes.
 Layout layout_of_part(const Layout& layout, const Part& part);
 

@@ -47,4 +47,14 @@ PayloadLayout payload_layout(const Layout& layout, const Plan& plan, FragmentId 
   return result;
 }
 
+PayloadLayouts payload_layouts(const Layout& layout, const Plan& plan, const Settings& settings) {
+  PayloadLayouts result(plan.size());
+  for (FragmentId p = 0; p < plan.size(); ++p) {
+    for (const auto kind : {PayloadKind::kContribution, PayloadKind::kAnchor, PayloadKind::kImage}) {
+      result[p][static_cast<std::size_t>(kind)] = payload_layout(layout, plan, p, kind, settings);
+    }
+  }
+  return result;
+}
+
 }  // namespace diloco

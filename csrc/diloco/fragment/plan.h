@@ -1,6 +1,7 @@
 // Which tensor is in which fragment, which shard owns a fragment, and where each element lies in memory and on the wire.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -63,5 +64,8 @@ enum class PayloadKind : std::uint8_t { kContribution = 0, kAnchor = 1, kImage =
 // (param: bf16 parameters travel as bf16, everything else as f32).
 PayloadLayout payload_layout(const Layout& layout, const Plan& plan, FragmentId fragment, PayloadKind kind,
                              const Settings& settings);
+// All of them: [fragment][PayloadKind].
+using PayloadLayouts = std::vector<std::array<PayloadLayout, 3>>;
+PayloadLayouts payload_layouts(const Layout& layout, const Plan& plan, const Settings& settings);
 
 }  // namespace diloco

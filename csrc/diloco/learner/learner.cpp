@@ -251,7 +251,8 @@ std::string Learner::describe() const {
   const LearnerStats stats = impl_->core ? impl_->core->stats() : LearnerStats{};
   const Settings& settings = impl_->settings();
   Layout held = impl_->layout();  // the run's order, of an island's rank with the shapes of its part
-  for (TensorSpec& tensor : held.tensors) tensor.shape = layout.tensors[index_of(layout, tensor.name)].shape;
+  const auto indices = indices_in(held, layout);
+  for (std::size_t i = 0; i < indices.size(); ++i) held.tensors[indices[i]].shape = layout.tensors[i].shape;
   const LearnerBudget budget = learner_budget(held, *impl_->plan(), settings, impl_->options.staging_bytes);
   return text + fmt::format(", staged {:.1f} MiB, sent images {:.1f} MiB, arriving {:.1f} MiB; mostly {:.1f} MiB in all, at "
                             "most {:.1f} MiB; {} fragments, one sync of each per {} steps, {} steps "
