@@ -43,10 +43,10 @@ bool LearnerCore::Impl::wants_staging(FragmentId p) const {
   const LearnerFragment& fragment = fragments[p];
   const bool lockstep = settings.mode == Mode::kLockstep;
   const bool late = lockstep && fragment.pull && fragment.pull->clock <= clock && !fragment.staged;
-  // An island looks more than once at a boundary.
-  const bool now_or_never = !island() || (fragment.staged_step != steps && tokens > fragment.from);
-  const bool wanted = lockstep ? (stages_on_schedule(p) && now_or_never) || (late && (!island() || tokens > fragment.from))
-                               : fragment.armed || fragment.pull;
+  // An island looks more than once at a boundary of lockstep, and stages once.
+  if (island() && lockstep && tokens <= fragment.from) return false;
+  const bool scheduled = stages_on_schedule(p) && !(island() && fragment.staged_step == steps);
+  const bool wanted = lockstep ? scheduled || late : fragment.armed || fragment.pull;
   // Work sent and then overwritten here must be settled first, or two accounts of the same fragment would be open.
   if (fragment.in_limbo()) return false;
   const std::uint64_t epoch = link_of(p).epoch;

@@ -111,6 +111,9 @@ void set_common_options(Socket& socket, std::uint64_t max_frame_bytes, Seconds h
   socket.set(ZMQ_SNDHWM, 0);
   socket.set(ZMQ_RCVHWM, 0);
   socket.set(ZMQ_IPV6, 0);
+  // Until close() says otherwise. A listener keeps the value that its socket has when it is bound and gives it to
+  // connections that are lost: with the default, for ever, the frames queued for one would hold up close() for ever.
+  socket.set(ZMQ_LINGER, 0);
   socket.set(ZMQ_HANDSHAKE_IVL, std::max(1, static_cast<int>(std::min(handshake_limit, 3600.0) * 1000)));
   socket.set(ZMQ_TCP_KEEPALIVE, 1);
   socket.set(ZMQ_TCP_KEEPALIVE_IDLE, 10);

@@ -2,9 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <fstream>
 #include <memory>
 #include <random>
+#include <thread>
+#include <vector>
 
 #include "transport/raw_tcp.h"
 #include "transport/transport_fixture.h"
@@ -289,6 +292,33 @@ TEST_F(ZmqRawDeadline, ClientMeetsSomethingThatIsNoSyncer) {
     EXPECT_TRUE(client.frames.empty());
     ::close(accepted);
     ::close(listener);
+  }
+}
+
+// Connections are lost in the moment in which their server closes, with frames still queued for them: libzmq's listener
+// once waited for ever for somebody to take those.
+TEST_F(ZmqRaw, AServerClosesThoughPeersWithQueuedFramesAreLostMeanwhile) {
+  TransportLimits brief;
+  brief.linger_s = 0.1;
+  const auto buffer = pattern(1 << 20);
+  for (int round = 0; round < 20; ++round) {
+    ServerNode closing(world, brief);
+    std::vector<std::unique_ptr<RawTcp>> peers;
+    for (int i = 0; i < 8; ++i) {
+      peers.push_back(std::make_unique<RawTcp>(closing.endpoint));
+      ASSERT_TRUE(peers.back()->handshake());
+      ASSERT_TRUE(peers.back()->send(zmtp_frame(header_bytes(sealed(MessageType::kHeartbeat, "")))));
+    }
+    ASSERT_TRUE(run_until({&closing}, [&] { return closing.frames.size() == peers.size(); }));
+    for (const InFrame& hello : closing.frames) {
+      for (std::uint64_t i = 0; i < 12; ++i) ASSERT_TRUE(closing->send(hello.peer, chunk({buffer, 0, 1 << 20}, i)));
+    }
+    std::thread loss([&] {
+      for (const auto& peer : peers) peer->close();
+    });
+    for (std::atomic<int> spin = 0; spin < round * 1000;) ++spin;
+    closing->close();  // would not return
+    loss.join();
   }
 }
 
