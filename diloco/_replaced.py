@@ -29,6 +29,10 @@ class Watch:
         self._next = 0
         self._find()
 
+    def add(self, parameters: list[Parameter]) -> None:
+        self._names |= {id(p.tensor): p.name for p in parameters if not is_sharded(p.tensor)}
+        self._find()
+
     def _find(self) -> None:
         self._places: list[tuple[MutableMapping[str, Any], str, object]] = []
         self._times: Counter[int] = Counter()  # a tied parameter has several places

@@ -136,7 +136,8 @@ def _sent_nothing_since(seen: dict[str, Any], known: tuple[int, int] | None, sta
 
 
 def _older(versions: Sequence[Any], wanted: Sequence[Any]) -> bool:
-    return any(tuple(have) < tuple(want) for have, want in zip(versions, wanted, strict=True))
+    # A run that has grown has fragments that a learner may not have.
+    return any(tuple(have) < tuple(want) for have, want in zip(versions, wanted, strict=False))
 
 
 def _account(seen: dict[str, Any], learner: Learner, state: dict[str, Any]) -> tuple[int, int] | None:

@@ -208,6 +208,26 @@ class Learner:
         """
         return self._step(_token_count(tokens), float(lr))
 
+    def add_parameters(self, named_parameters: Named) -> None:
+        """Tensors that the model has got since: a new head, thawed layers. Those known already are passed over.
+
+        The run takes them once another learner has added the same ones (the only learner's at once); until then, and
+        where nobody else does, this learner trains them alone, and the log says so. What a learner has added must be
+        in the model from the start in its next life. ValueError in an island, whose ranks cannot do this together.
+        """
+        known = {id(parameter.tensor) for parameter in self._parameters}
+        self._add([p for p in collect(repeatable(named_parameters)) if id(p.tensor) not in known])
+
+    def _add(self, parameters: list[Parameter]) -> None:
+        if not parameters:
+            return
+        self._check_process()
+        self._c.grow([(p.name, p.real, p.aliases) for p in parameters])
+        self._write_log()
+        self._parameters += parameters
+        self._views += [parameter for parameter in parameters if parameter.real is not parameter.tensor]
+        self._watch.add(parameters)
+
     def _step(self, tokens: int, lr: float) -> StepResult:
         start = time.perf_counter()
         logged = True

@@ -19,7 +19,7 @@ from diloco._scaler import caller, refuse_second_division
 from diloco._several import Several, inner_ones
 from diloco.island import Ranks
 from diloco.learner import Learner, _token_count, disconnected_stats
-from diloco.parameters import Named, Parameter, notice_buffers, of_optimizer, repeatable
+from diloco.parameters import Named, Parameter, added, notice_buffers, of_optimizer, repeatable
 
 # Optimizers that are wrapped right now.
 _wrapped: weakref.WeakKeyDictionary[Optimizer, weakref.ref[DiLoCoOptimizer]] = weakref.WeakKeyDictionary()
@@ -45,6 +45,7 @@ class DiLoCoOptimizer(Optimizer):
     _inner: Optimizer
     _learner: Learner | None
     _names: dict[int, str]
+    _model: Named
     _tokens: Callable[[], int] | None
 
     def __init__(
@@ -94,10 +95,10 @@ class DiLoCoOptimizer(Optimizer):
         parameters = of_optimizer(model, optimizer)
         notice_buffers(model)
         self._adopt_inner(optimizer)
+        self._model = model
         self._tokens = tokens
         self._learner = make_learner(model, parameters)
         self._names = {id(parameter.tensor): parameter.name for parameter in parameters}
-        self._frozen += [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]
         me = weakref.ref(self)
         for one in inner_ones(optimizer):
             _wrapped[one] = me
@@ -112,7 +113,7 @@ class DiLoCoOptimizer(Optimizer):
         self._pending_tokens = 0
         self._counts_tokens = False
         self._told_tokens = False
-        self._frozen: list[torch.Tensor] = []  # at first, of those the optimizer has
+        self._alone: set[int] = set()  # trained and not synchronised
         self._handles: list[Any] = []  # of the hooks on the inner optimizers
         self._stepping = False
         self._stepped_directly = 0  # steps of an inner optimizer that did not come through here
@@ -145,16 +146,33 @@ class DiLoCoOptimizer(Optimizer):
         self._inner.zero_grad(set_to_none=set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group to the inner optimizer. Its trainable parameters are trained, but not synchronised: the set of
-        synchronised tensors is fixed when the optimizer is wrapped. A warning names how many."""
+        """Adds a group to the inner optimizer. Its trainable parameters are synchronised once another learner has added
+        the same ones (see Learner.add_parameters); they need a name, in the model or given with the group."""
         self._inner.add_param_group(param_group)
-        added = [p for p in self._inner.param_groups[-1]["params"] if p.requires_grad and id(p) not in self._names]
-        if added and self._learner is not None:
+        if self._learner is None:
+            return
+        self._take_in(self._learner, [p for p in self._inner.param_groups[-1]["params"] if p.requires_grad])
+
+    def _take_in(self, learner: Learner, tensors: list[torch.Tensor]) -> None:
+        """Tensors that are trained from now on. Those that cannot be synchronised are named in a warning, once."""
+        groups = self._inner.param_groups
+        given = {
+            id(p): name for group in groups for p, name in zip(group["params"], group.get("param_names", ()), strict=False)
+        }
+        new = [p for p in tensors if id(p) not in self._names]
+        found = added(self._model, new, given, learner._parameters) if learner._island is None else []
+        learner._add(found)
+        self._names |= {id(parameter.tensor): parameter.name for parameter in found}
+        alone = [p for p in new if id(p) not in self._names]
+        self._alone |= {id(p) for p in alone}
+        if alone:
+            why = "they have no name in the model" if learner._island is None else "an island cannot add parameters"
             logger.warning(
-                "[%s] the added parameter group has %d trainable parameter(s) that this learner trains alone; to "
-                "synchronise them, close this optimizer and wrap the inner one again on every learner",
-                self._learner.learner_id,
-                len(added),
+                "[%s] %d parameter(s) that were added or unfrozen are trained by this learner alone (%s); to synchronise "
+                "them, close this optimizer and wrap the inner one again on every learner",
+                learner.learner_id,
+                len(alone),
+                why,
             )
 
     # ---- stepping ----
@@ -227,15 +245,10 @@ class DiLoCoOptimizer(Optimizer):
                 f"{len(lost)} synchronised parameter(s) are no longer in the optimizer ({name_list(lost)}); expected "
                 "the same parameters all along. Make the optimizer from the model as it is now, and wrap it again"
             )
-        thawed = [p for p in self._frozen if p.requires_grad and id(p) not in self._names]
-        if thawed:
-            self._frozen = [p for p in self._frozen if not p.requires_grad]
-            logger.warning(
-                "[%s] %d parameter(s) that were frozen when the optimizer was wrapped are trained now, by this learner "
-                "alone; to synchronise them, close this optimizer and wrap the inner one again on every learner",
-                learner.learner_id,
-                len(thawed),
-            )
+        known = self._names.keys() | self._alone
+        every = [p for group in self._inner.param_groups for p in group["params"]]
+        if new := [p for p in every if p.requires_grad and id(p) not in known]:
+            self._take_in(learner, new)
 
     def _lr(self) -> float:
         """Of the first group, for the syncer to compare; 0 where an optimizer has none, or keeps it in a tensor on a

@@ -159,6 +159,26 @@ def of_optimizer(model: Named, optimizer: torch.optim.Optimizer) -> list[Paramet
     return parameters
 
 
+def added(model: Named, tensors: Iterable[Tensor], given: Mapping[int, str], known: list[Parameter]) -> list[Parameter]:
+    """Those of `tensors` that can be synchronised from now on: trainable, not tied to a known one, and named, in the
+    model as it is now or (by id) in `given`. ValueError as collect()."""
+    pairs = named_tensors(model)
+    names: dict[object, list[str]] = {}
+    for name, (_, tensor) in zip(clean_names([name for name, _ in pairs]), pairs, strict=True):
+        names.setdefault(_storage_key(tensor), []).append(name)
+    taken = {_storage_key(parameter.tensor) for parameter in known}
+    found = []
+    for tensor in tensors:
+        key = _storage_key(tensor)
+        own = names.get(key) or clean_names([given[id(tensor)]] if id(tensor) in given else [])
+        if not own or key in taken or not tensor.requires_grad:
+            continue
+        _check_tensor(own[0], tensor)
+        taken.add(key)
+        found.append(Parameter(own[0], tensor, own[1:]))
+    return found
+
+
 def notice_buffers(model: Named) -> None:
     """Says which state of the model is left alone: BatchNorm's running statistics, a router's balance."""
     if not isinstance(model, nn.Module):

@@ -64,7 +64,7 @@ class PyLearner : public Held<Learner> {
     options.phases = std::make_shared<ProfilerRanges>();
     options.log = into_log();
     const py::gil_scoped_release release;
-    auto store = std::make_shared<TorchParameterStore>(std::move(named));
+    auto store = store_ = std::make_shared<TorchParameterStore>(std::move(named));
     if (island != nullptr) {
       Layout layout = store->layout();
       for (std::size_t i = 0; i < layout.tensors.size(); ++i) layout.tensors[i].shape = island->shapes.at(i);
@@ -73,6 +73,16 @@ class PyLearner : public Held<Learner> {
     }
     learner_ = std::make_unique<Learner>(std::move(options), std::move(store));
   }
+
+  void grow(const std::vector<PyParameter>& parameters) {
+    std::vector<NamedParameter> named = named_parameters(parameters);
+    const py::gil_scoped_release release;
+    store_->append(std::move(named));
+    learner_->grow();
+  }
+
+ private:
+  std::shared_ptr<TorchParameterStore> store_;  // training thread
 };
 
 std::unique_ptr<PyLearner> make_learner(const std::vector<PyParameter>& parameters, std::string syncer,
@@ -184,6 +194,7 @@ void bind_learner(py::module_& m) {
            py::arg("linger_s"), py::arg("island"))
       .def("join", &join, py::arg("timeout_s"), py::arg("while_waiting"))
       .def("boundary", &boundary, py::arg("tokens"), py::arg("lr"), py::arg("while_waiting"))
+      .def("grow", &PyLearner::grow, py::arg("parameters"))
       .def("tokens_under_way", &tokens_under_way, py::arg("while_waiting"))
       .def("close", [](PyLearner& self, double flush_s) { self.get().close(flush_s); }, py::arg("flush_s"), GilFree())
       .def("stats", &stats_dict)

@@ -26,13 +26,13 @@ void LearnerCore::Impl::on_boundary(const Boundary& boundary) {
   for (FragmentId p = 0; p < fragments.size(); ++p) {
     // Without weights yet it expects nothing: it would hold for who waits for it.
     LearnerFragment& fragment = fragments[p];
-    if (!fragment.adopted.none() && stages_on_schedule(p)) fragment.expecting = clock;
+    if (!fragment.adopted.none() && serves(link_of(p), p) && stages_on_schedule(p)) fragment.expecting = clock;
     if (!island()) stage(p);
   }
 }
 
 bool LearnerCore::Impl::stages_on_schedule(FragmentId p) const {
-  return settings.mode == Mode::kLockstep && lockstep_stages_at(p, clock, settings, plan->size());
+  return settings.mode == Mode::kLockstep && lockstep_stages_at(p, clock, settings, plan->cycle());
 }
 
 bool LearnerCore::Impl::adopts_on_schedule(const LearnerFragment& fragment) const {

@@ -23,6 +23,7 @@ bool LearnerCore::joined() const {
   for (FragmentId p = 0; p < impl_->fragments.size(); ++p) {
     const LearnerFragment& fragment = impl_->fragments[p];
     const bool coming = fragment.ready && !impl_->island();
+    if (!impl_->serves(impl_->link_of(p), p)) continue;
     if (!coming && fragment.adopted.epoch != impl_->link_of(p).epoch) return false;
   }
   return true;
@@ -64,6 +65,7 @@ std::vector<LearnerAction> LearnerCore::Impl::handle(const LearnerEvent& event, 
         if constexpr (std::is_same_v<E, ChannelFrame>) on_frame(e);
         if constexpr (std::is_same_v<E, Boundary>) on_boundary(e);
         if constexpr (std::is_same_v<E, IslandPlanned>) on_island_planned(e);
+        if constexpr (std::is_same_v<E, Grow>) on_grow(e);
         if constexpr (std::is_same_v<E, StagesDone>) on_stages_done();
         if constexpr (std::is_same_v<E, Recheck>) on_recheck();
         if constexpr (std::is_same_v<E, AdoptsDone>) on_adopts_done();

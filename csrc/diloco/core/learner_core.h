@@ -58,6 +58,9 @@ struct Boundary {  // one real optimizer step has been made with this many token
 struct IslandPlanned {  // leader of an island: what all ranks do now
   std::shared_ptr<const IslandPlan> plan;
 };
+struct Grow {  // the model has these tensors, too, from now on; the anchors are their values now. One shard, no island
+  std::vector<TensorSpec> tensors;
+};
 struct StagesDone {};
 struct Recheck {};  // lockstep, while holding()
 struct AdoptsDone {};
@@ -66,8 +69,8 @@ struct CloseEvent {
   Seconds flush_s = 0.0;
   std::uint64_t tokens = 0;  // of the last step, where they come late (islands)
 };
-using LearnerEvent = std::variant<ChannelUp, ChannelDown, ChannelFrame, Boundary, IslandPlanned, StagesDone, Recheck, AdoptsDone,
-                                  JoinAdopt, Tick, CloseEvent>;
+using LearnerEvent = std::variant<ChannelUp, ChannelDown, ChannelFrame, Boundary, IslandPlanned, Grow, StagesDone, Recheck,
+                                  AdoptsDone, JoinAdopt, Tick, CloseEvent>;
 
 // ---- actions ----
 struct ConnectChannel {
@@ -166,7 +169,8 @@ class LearnerCore {
   bool joined() const;           // WELCOMEd by every shard, and every fragment adopted or (not in islands) ready to adopt
   std::string holding_for() const;
   const Plan* plan() const;      // null before the first WELCOME
-  const Layout& layout() const;  // the run's once WELCOMEd (same tensors, maybe another order)
+  // The run's once WELCOMEd: same tensors, maybe in another order, without those that were added and the run does not have.
+  const Layout& layout() const;
   const Settings& settings() const;
   const PayloadLayout& payload(FragmentId fragment, PayloadKind kind) const;
   LearnerStats stats() const;

@@ -2,6 +2,7 @@
 //   learner_core.cpp      dispatch, time, statistics, close
 //   learner_links.cpp     one connection per shard: HELLO and WELCOME, its loss, frames in
 //   learner_transfers.cpp what the frames ask for: uploads, arriving images
+//   learner_growth.cpp    tensors that are added to the model while it trains
 //   learner_island.cpp    leader of an island: orders for all ranks, and carrying out what was planned
 //   learner_versions.cpp  what is said when a syncer is not where it was
 //   learner_boundary.cpp  count, stage, adopt, report; the token accounts
@@ -103,6 +104,7 @@ struct ShardLink {
   std::uint64_t reconnects = 0;
 
   SessionId session = 0;             // 0: not WELCOMEd since the last loss
+  std::uint32_t fragments = 0;       // of the last WELCOME's plan; a syncer without state may have fewer than are known here
   std::uint64_t lane_token = 0;
   std::uint64_t epoch = 0;           // of this shard, the highest seen
   std::uint64_t session_epoch = 0;   // of the last WELCOME
@@ -131,7 +133,8 @@ struct LearnerCore::Impl {
   // learner_links.cpp
   ShardLink& link_of(FragmentId fragment) { return links[plan->fragments[fragment].shard]; }
   const ShardLink& link_of(FragmentId fragment) const { return links[plan->fragments[fragment].shard]; }
-  bool serves(const ShardLink& link, FragmentId fragment) const;  // false for numbers not in the plan
+  bool owns(const ShardLink& link, FragmentId fragment) const;    // false for numbers not in the plan
+  bool serves(const ShardLink& link, FragmentId fragment) const;  // and knows of it in this session
   std::string name_of(const ShardLink& link) const;
   void on_channel_up(ShardLink& link, Channel channel);
   void lose(ShardLink& link, const std::string& why, bool at_once);
@@ -188,6 +191,11 @@ struct LearnerCore::Impl {
   void drop_local_work(FragmentId fragment, DiscardReason reason);
   BufferPtr staging_buffer(LearnerFragment& state, FragmentId fragment);
 
+  // learner_growth.cpp
+  void on_grow(const Grow& grow);
+  std::size_t tensors_of(const Welcome& welcome) const;
+  void take_plan(const Welcome& welcome);
+
   // learner_island.cpp
   bool island() const { return options.island.has_value(); }
   void on_island_planned(const IslandPlanned& event);
@@ -199,6 +207,11 @@ struct LearnerCore::Impl {
   LearnerStats stats() const;
 
   LearnerCoreOptions options;
+  struct Growth {
+    std::uint32_t from = 0;             // tensors the layout had
+    std::uint64_t tokens = 0, steps = 0;  // so far
+  };
+  std::vector<Growth> growths;
   TimePoint now = 0.0;
   bool started = false;  // `now` has been told
   std::vector<LearnerAction> actions;

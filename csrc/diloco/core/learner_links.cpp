@@ -7,9 +7,10 @@
 
 namespace diloco {
 
-bool LearnerCore::Impl::serves(const ShardLink& link, FragmentId p) const {
+bool LearnerCore::Impl::owns(const ShardLink& link, FragmentId p) const {
   return p < fragments.size() && plan->fragments[p].shard == link.shard;
 }
+bool LearnerCore::Impl::serves(const ShardLink& link, FragmentId p) const { return owns(link, p) && p < link.fragments; }
 
 // "syncer at tcp://127.0.0.1:29400", with the shard if there are several.
 std::string LearnerCore::Impl::name_of(const ShardLink& link) const {
@@ -66,6 +67,7 @@ void LearnerCore::Impl::say_hello(ShardLink& link) {
   hello.software = options.software;
   hello.highest_epoch = link.epoch;
   hello.layout = options.layout;
+  for (const Growth& growth : growths) hello.grown_from.push_back(growth.from);
   hello.settings = options.insisted_settings;
   hello.tokens = tokens;
   hello.steps = steps;
@@ -77,7 +79,7 @@ void LearnerCore::Impl::say_hello(ShardLink& link) {
     hello.part = options.island->part;
   }
   for (FragmentId p = 0; p < fragments.size(); ++p) {
-    const bool mine = serves(link, p);
+    const bool mine = owns(link, p);
     hello.adopted.push_back(mine ? fragments[p].adopted : Version{});
     hello.merged_to.push_back(mine ? fragments[p].merged_to : 0);
     link.epoch = std::max(link.epoch, hello.adopted.back().epoch);
@@ -103,7 +105,7 @@ void LearnerCore::Impl::lose(ShardLink& link, const std::string& why, bool at_on
   link.uplink.reset(0);
   link.downlink.reset();
   for (FragmentId p = 0; p < fragments.size(); ++p) {
-    if (!serves(link, p)) continue;
+    if (!owns(link, p)) continue;
     LearnerFragment& fragment = fragments[p];
     fragment.pull.reset();
     fragment.anchor_wanted = fragment.anchor_sending = false;
@@ -224,7 +226,9 @@ void LearnerCore::Impl::on_message(ShardLink& link, const ChannelFrame& frame) {
 // other one is here with the old ones.
 std::string LearnerCore::Impl::welcome_difference(const ShardLink& link, const Welcome& welcome,
                                                   const Settings& theirs) const {
-  if (const auto difference = first_difference(options.layout, welcome.layout); !difference.empty()) {
+  Layout own = options.layout;
+  own.tensors.resize(tensors_of(welcome));
+  if (const auto difference = first_difference(own, welcome.layout); !difference.empty()) {
     return links.size() == 1 ? difference : fmt::format("shard {}: {}", link.shard, difference);
   }
   const auto names = [&](const ShardLink& other) {
@@ -232,7 +236,10 @@ std::string LearnerCore::Impl::welcome_difference(const ShardLink& link, const W
   };
   constexpr const char* kDo = "give all shards of a run the same settings and start this learner again";
   if (plan) {
-    if (const auto difference = first_difference(*plan, layout, welcome.plan, welcome.layout); !difference.empty()) {
+    const std::uint32_t both = growths.empty() ? plan->size() : std::min(plan->size(), welcome.plan.size());
+    const Plan theirs_first = growths.empty() ? welcome.plan : first_of(welcome.plan, both);
+    if (const auto difference = first_difference(first_of(*plan, both), layout, theirs_first, welcome.layout);
+        !difference.empty()) {
       if (link.session_epoch > 0) {
         return fmt::format("the {} came back with another plan (num_fragments or fragmenter changed): {}; start this "
                            "learner again", name_of(link), difference);
@@ -269,6 +276,7 @@ void LearnerCore::Impl::on_welcome(ShardLink& link, const Header& header, Bytes 
   if (const auto difference = welcome_difference(link, *welcome, from_syncer); !difference.empty()) {
     return malformed(difference);
   }
+  link.fragments = welcome->plan.size();
   for (FragmentId p = 0; p < fragments.size(); ++p) {
     // The same life of the syncer says what it still holds. Another life will tell with its first version what the
     // recovered weights contain; until then nothing is known.
@@ -285,12 +293,7 @@ void LearnerCore::Impl::on_welcome(ShardLink& link, const Header& header, Bytes 
   run_clock = std::max(run_clock, welcome->run_clock);
   run_tokens = std::max(run_tokens, welcome->run_tokens);
   settings = from_syncer;
-  if (!plan) {
-    plan = welcome->plan;
-    layout = welcome->layout;
-    fragments.resize(plan->size());
-    make_payloads();
-  }
+  take_plan(*welcome);
   if (island()) {
     const auto* bytes = reinterpret_cast<const char*>(payload.data());
     welcome_body.assign(bytes, payload.size());

@@ -45,9 +45,9 @@ bool SyncerCore::Impl::owns(FragmentId p) const {
   return p < plan.size() && plan.fragments[p].shard == options.shard;
 }
 
-std::uint32_t SyncerCore::Impl::owned_fragments() const {
+std::uint32_t SyncerCore::Impl::owned_fragments(std::uint32_t of_first) const {
   std::uint32_t count = 0;
-  for (FragmentId p = 0; p < plan.size(); ++p) count += owns(p);
+  for (FragmentId p = 0; p < std::min(of_first, plan.size()); ++p) count += owns(p);
   return count;
 }
 
@@ -205,6 +205,7 @@ void SyncerCore::Impl::on_tick() {
     if (now >= pending.deadline) expired.push_back(pending);
   }
   for (const auto& pending : expired) resolve_pending(pending.probed, false);
+  grow_if_agreed();
   if (elect_at && now >= *elect_at) elect_anchors();
 
   const auto clock = clock_now();

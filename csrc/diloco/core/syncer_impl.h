@@ -2,6 +2,7 @@
 //   syncer_core.cpp       dispatch, deadlines, time-driven duties
 //   syncer_sessions.cpp   HELLO, WELCOME, REJECT, liveness, duplicate ids
 //   syncer_init.cpp       where the first weights come from: a learner's anchor
+//   syncer_growth.cpp     tensors that learners add to the model while they train
 //   syncer_island.cpp     lanes of a session, the parts of an island
 //   syncer_uplink.cpp     PULL, transfers from learners, screening, the mailbox
 //   syncer_memory.cpp     room for contributions
@@ -49,6 +50,7 @@ struct Life {
   std::vector<Version> merged_in;        // per fragment: version its last contribution went into
   std::uint64_t tokens = 0, steps = 0;
   Clock clock = 0;
+  std::uint32_t fragments = 0;           // the plan's first ones, that its model has
   std::uint64_t merged_tokens = 0;       // summed over fragments
   std::map<std::string, std::uint64_t> discarded;  // as reported
   std::uint32_t bad_payloads = 0;
@@ -102,6 +104,8 @@ struct Session {
   std::uint32_t ranks = 1;                 // processes of the learner
   std::vector<std::uint32_t> tensors;      // by tensor of HELLO's layout: its index in the run's
   bool whole = false;                      // every lane is there: the learner can contribute and be sent to
+  std::uint32_t fragments = 0;             // the plan's first ones, that its model has; vectors are as long as the plan
+  std::vector<TensorSpec> beyond;          // what it has added next, and the run does not have; by name
   std::map<std::pair<FragmentId, PayloadKind>, std::shared_ptr<Gathering>> gathering;
   // Islands: newest version sent of each fragment. The next one is sent when this one has been adopted, so that all ranks
   // adopt the same.
@@ -129,6 +133,7 @@ struct Session {
   std::map<FragmentId, std::uint64_t> delivered_at_byte;  // first lane: downlink byte at which the fragment's last image ends
 
   bool island() const { return ranks > 1; }
+  bool has(FragmentId fragment) const { return fragment < fragments; }
   std::size_t lanes_bound() const {
     return static_cast<std::size_t>(
         std::count_if(lanes.begin(), lanes.end(), [](const BulkLane& lane) { return lane.peer != 0; }));
@@ -198,7 +203,8 @@ struct SyncerCore::Impl {
 
   // syncer_core.cpp
   bool owns(FragmentId fragment) const;  // the plan gives it to this shard; false for numbers not in the plan
-  std::uint32_t owned_fragments() const;
+  std::uint32_t owned_fragments(std::uint32_t of_first) const;
+  std::uint32_t owned_fragments() const { return owned_fragments(plan.size()); }
   std::uint32_t fragments_without_weights() const;
   std::vector<SyncerAction> handle(const SyncerEvent& event, TimePoint now);
   void on_frame(const FrameEvent& frame);
@@ -229,6 +235,23 @@ struct SyncerCore::Impl {
   std::size_t live_sessions() const;
   bool stalled(const Session& session) const;
   std::string settings_difference(const std::map<std::string, std::string>& wanted) const;
+
+  // syncer_growth.cpp
+  struct Fit {
+    std::size_t tensors = 0;         // the run's first ones, that the model has
+    std::uint32_t fragments = 0;     // and the fragments they make up
+    std::vector<TensorSpec> beyond;  // what it has added next
+    std::string difference;          // not empty: it is another model
+  };
+  Fit fit(const Hello& hello) const;
+  std::uint32_t known_fragments(const Hello& hello, const Fit& fit) const;
+  void say_fit(const std::string& learner, const Fit& fit);
+  bool alone(const Session& session) const;
+  void grow_if_agreed();
+  bool grow(const std::vector<TensorSpec>& tensors);
+  bool added(FragmentId fragment) const { return !extents.empty() && fragment >= extents.front().fragments; }
+  bool enough_have(FragmentId fragment) const;
+  void fill_slots();
 
   // syncer_init.cpp
   Version before_this_life(FragmentId p, Version held) const;
@@ -307,6 +330,7 @@ struct SyncerCore::Impl {
   // syncer_rounds.cpp
   Round& add_round(FragmentId fragment, Clock clock, TimePoint opened);
   void record_opening(const Round& round, const std::set<std::string>& pulled);
+  std::size_t under_way() const;
   void open_rounds(std::optional<Clock> clock, Seconds step);
   void open_on_arrival();
   void say_pace();
@@ -350,6 +374,11 @@ struct SyncerCore::Impl {
   std::uint64_t epoch = 0;
   std::optional<Layout> layout;
   Plan plan;
+  struct Extent {
+    std::size_t tensors = 0;
+    std::uint32_t fragments = 0;
+  };
+  std::vector<Extent> extents;              // of layout and plan: as the run began, and after each growth
   std::vector<FragmentSlot> slots;          // by number in the plan; those of other shards stay empty
   std::map<SessionId, Session> sessions;
   std::unordered_map<PeerId, SessionId> peer_session;

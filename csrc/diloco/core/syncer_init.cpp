@@ -64,7 +64,7 @@ void SyncerCore::Impl::elect_anchors() {
     const auto holds = [&](const Session& session) { return before_this_life(p, session.adopted[p]); };
     Session* best = nullptr;
     for (auto& [id, session] : sessions) {
-      if (session.control == 0 || !session.whole) continue;
+      if (session.control == 0 || !session.whole || !session.has(p)) continue;
       if (!best || holds(session) > holds(*best)) best = &session;
     }
     if (!best) continue;

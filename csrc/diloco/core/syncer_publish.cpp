@@ -95,7 +95,7 @@ void SyncerCore::Impl::publish(FragmentId p, std::uint64_t round, Clock clock, I
 
 void SyncerCore::Impl::queue_image(Session& session, FragmentId p) {
   const FragmentSlot& slot = slots[p];
-  if (session.adopted[p] >= slot.state->version) return;
+  if (!session.has(p) || session.adopted[p] >= slot.state->version) return;
   if (session.island()) {
     if (session.sent[p] > session.adopted[p]) {
       session.held_back.insert(p);

@@ -10,13 +10,13 @@
 namespace diloco {
 
 Clock SyncerCore::Impl::first_due_clock(FragmentId p) const {
-  return settings.mode == Mode::kLockstep ? lockstep_next_staging(p, 1, settings, plan.size())
-                                          : first_due(p, settings.sync_every, plan.size());
+  return settings.mode == Mode::kLockstep ? lockstep_next_staging(p, 1, settings, plan.cycle())
+                                          : first_due(p, settings.sync_every, plan.cycle());
 }
 
 Clock SyncerCore::Impl::next_due_clock(FragmentId p, Clock opened_at) const {
-  return settings.mode == Mode::kLockstep ? lockstep_next_staging(p, opened_at + 1, settings, plan.size())
-                                          : next_due(p, opened_at, settings.sync_every, plan.size());
+  return settings.mode == Mode::kLockstep ? lockstep_next_staging(p, opened_at + 1, settings, plan.cycle())
+                                          : next_due(p, opened_at, settings.sync_every, plan.cycle());
 }
 
 std::vector<LearnerPace> SyncerCore::Impl::pace() const {
@@ -48,6 +48,14 @@ void SyncerCore::Impl::record_opening(const Round& round, const std::set<std::st
                         {"quorum", round.quorum}, {"pulled", pulled}});
 }
 
+// Without those that wait for learners which have added what others have.
+std::size_t SyncerCore::Impl::under_way() const {
+  return static_cast<std::size_t>(std::count_if(rounds.begin(), rounds.end(), [this](const auto& entry) {
+    const Round& round = entry.second;
+    return round.phase != RoundPhase::kCollecting || !added(round.fragment) || enough_have(round.fragment);
+  }));
+}
+
 void SyncerCore::Impl::open_rounds(std::optional<Clock> clock, Seconds step) {
   if (shutdown_at || !layout) return;
   const std::uint32_t limit = inflight_limit(settings, owned_fragments(), round_s.value_or(0.0), step);
@@ -57,7 +65,7 @@ void SyncerCore::Impl::open_rounds(std::optional<Clock> clock, Seconds step) {
     for (FragmentId i = 0; i < slots.size(); ++i) {
       FragmentSlot& slot = slots[i];
       if (!slot.state || slot.open_round != 0) continue;
-      const bool due = clock && slot.due <= *clock;
+      const bool due = clock && slot.due <= *clock && (!added(i) || enough_have(i));
       if (!due) {
         slot.due_since = 0.0;
         continue;
@@ -65,7 +73,7 @@ void SyncerCore::Impl::open_rounds(std::optional<Clock> clock, Seconds step) {
       if (slot.due_since == 0.0) slot.due_since = now;
       if (!earliest || slot.due < earliest->due) earliest = &slot, p = i;
     }
-    if (!earliest || rounds.size() >= limit) return;
+    if (!earliest || under_way() >= limit) return;
     if (!round_fits(p)) return;
     Round& round = add_round(p, settings.mode == Mode::kLockstep ? earliest->due : *clock, now);
     round.quorum = settings.min_quorum;
@@ -142,7 +150,7 @@ RoundView SyncerCore::Impl::view_of(const Round& round) const {
     if (round.waiting.contains(id) && (lockstep || !stalled(session))) ++view.waited_for;
     // In lockstep a learner that has not reached the clock yet is waited for too.
     const bool there = round.pulled.contains(session.account->learner) || session.account->mailbox[round.fragment];
-    if (lockstep && !there && session.steps > 0) ++view.waited_for;
+    if (lockstep && !there && session.steps > 0 && session.has(round.fragment)) ++view.waited_for;
   }
   return view;
 }

@@ -139,15 +139,9 @@ void SyncerCore::Impl::resolve_pending(SessionId probed, bool alive) {
 void SyncerCore::Impl::set_layout(const Layout& given) {
   plan = make_plan(given, settings.fragmenter, settings.num_fragments, options.shards);
   layout = given;
-  slots.assign(plan.size(), {});
-  for (FragmentId p = 0; p < plan.size(); ++p) {
-    FragmentSlot& slot = slots[p];
-    slot.contribution = payload_layout(*layout, plan, p, PayloadKind::kContribution, settings);
-    slot.anchor = payload_layout(*layout, plan, p, PayloadKind::kAnchor, settings);
-    slot.image_layout = payload_layout(*layout, plan, p, PayloadKind::kImage, settings);
-    slot.use_rda = rda_segments(*layout, slot.contribution, settings);
-    slot.due = first_due_clock(p);
-  }
+  extents = {{layout->tensors.size(), plan.size()}};
+  slots.clear();
+  fill_slots();
 }
 
 void SyncerCore::Impl::announce_layout() {
@@ -205,18 +199,23 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
   const auto forget_layout = [this] {  // another model may do
     layout.reset();
     plan = {};
+    extents.clear();
     slots.clear();
   };
+  Layout began = hello.layout;  // what was added later is agreed on as it was then
+  if (!hello.grown_from.empty()) began.tensors.resize(hello.grown_from.front());
   if (first) {
     try {
       check_layout(hello.layout);
-      set_layout(hello.layout);
+      set_layout(began);
     } catch (const std::exception& error) {
       forget_layout();
       return reject(peer, "layout", error.what());
     }
-  } else if (const auto difference = first_difference(hello.layout, *layout); !difference.empty()) {
-    return reject(peer, "layout", difference + "; every learner of a run trains the same model (for another "
+  }
+  const Fit fits = fit(hello);
+  if (!fits.difference.empty()) {
+    return reject(peer, "layout", fits.difference + "; every learner of a run trains the same model (for another "
                                       "model start another syncer)");
   }
   if (const auto text = memory_short(live_sessions() + 1); !text.empty()) {
@@ -245,8 +244,11 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
   session.steps = hello.steps;
   session.tokens = hello.tokens;
   session.last_step = now;
+  session.fragments = account.fragments = fits.fragments;
+  session.beyond = fits.beyond;
   session.adopted.resize(plan.size());
-  for (FragmentId p = 0; p < plan.size() && hello.adopted.size() == plan.size(); ++p) {
+  const std::uint32_t reported = known_fragments(hello, fits);
+  for (FragmentId p = 0; p < reported; ++p) {
     if (owns(p)) session.adopted[p] = hello.adopted[p];
   }
   account.adopted = session.adopted;
@@ -262,23 +264,26 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
   if (hello.parts > 1) bind_part(session, session.lanes.front(), hello.part);
   peer_session[peer] = id;
 
-  if (hello.merged_to.size() == plan.size()) {
-    // From an earlier life of the syncer; what the recovered weights contain comes with the anchors, but a
-    // contribution from before what the learner knows to be merged is a repetition in any case.
-    for (FragmentId p = 0; p < plan.size(); ++p) {
-      if (owns(p)) account.merged_to[p] = std::max(account.merged_to[p], hello.merged_to[p]);
-    }
+  // From an earlier life of the syncer; what the recovered weights contain comes with the anchors, but a contribution
+  // from before what the learner knows to be merged is a repetition in any case.
+  for (FragmentId p = 0; p < reported; ++p) {
+    if (owns(p)) account.merged_to[p] = std::max(account.merged_to[p], hello.merged_to[p]);
   }
 
   Welcome welcome;
   welcome.lane_token = session.lane_token;
   welcome.layout = *layout;
-  welcome.plan = plan;
+  welcome.layout.tensors.resize(fits.tensors);
+  welcome.plan = first_of(plan, session.fragments);
   welcome.settings = settings.to_map();
-  for (const auto& slot : slots) welcome.versions.push_back(slot.state ? slot.state->version : Version{});
-  welcome.merged_to = account.merged_to;
+  for (FragmentId p = 0; p < session.fragments; ++p) {
+    welcome.versions.push_back(slots[p].state ? slots[p].state->version : Version{});
+    welcome.merged_to.push_back(account.merged_to[p]);
+  }
   for_each_held([&](const Contribution& held) {
-    if (held.incarnation == account.incarnation) welcome.held.emplace_back(held.begin.fragment, held.begin.to);
+    if (held.incarnation == account.incarnation && session.has(held.begin.fragment)) {
+      welcome.held.emplace_back(held.begin.fragment, held.begin.to);
+    }
   });
   for (const auto& [other, life] : past) welcome.run_tokens += life.tokens;
   for (const auto& [other, life] : accounts) {
@@ -289,6 +294,7 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
   record(nlohmann::json{{"event", "join"}, {"learner", account.learner}, {"incarnation", hex(account.incarnation)},
                         {"host", account.host}, {"pid", account.pid}, {"epoch", epoch}});
   log(LogLevel::kInfo, fmt::format("learner '{}' joined ({}, pid {})", account.learner, account.host, account.pid));
+  say_fit(account.learner, fits);
   maybe_recover(session);
 }
 
@@ -370,7 +376,7 @@ void SyncerCore::Impl::on_step(Session& session, const Step& step) {
   account.tokens = session.tokens;
   account.clock = session.clock;
   for (const auto& [fragment, version] : step.adopted) {
-    if (fragment >= slots.size()) return violation(session, fmt::format("STEP adopts fragment {}", fragment));
+    if (!session.has(fragment)) return violation(session, fmt::format("STEP adopts fragment {}", fragment));
     if (owns(fragment)) session.adopted[fragment] = std::max(session.adopted[fragment], version);
   }
   account.adopted = session.adopted;

@@ -22,7 +22,7 @@ nlohmann::json versions_json(const Versions& versions) {
 struct Sums {
   std::uint64_t lives = 0, processed = 0, merged = 0;
   std::map<std::string, std::uint64_t> discarded;
-  void add(const Life& life, std::size_t fragments) {
+  void add(const Life& life, std::uint64_t fragments) {
     ++lives;
     processed += life.tokens * fragments;
     merged += life.merged_tokens;
@@ -69,8 +69,8 @@ std::string SyncerCore::Impl::status_json() const {
   Sums all;
   std::map<std::string, Sums> by_learner;
   const auto count = [&](const Life& life) {
-    all.add(life, owned_fragments());
-    by_learner[life.learner].add(life, owned_fragments());
+    all.add(life, owned_fragments(life.fragments));
+    by_learner[life.learner].add(life, owned_fragments(life.fragments));
   };
   for (const auto& [incarnation, life] : past) count(life);
   std::uint64_t in_flight = 0;
@@ -83,7 +83,7 @@ std::string SyncerCore::Impl::status_json() const {
     if (superseded.contains(incarnation)) continue;
     const auto it = live.find(incarnation);
     const Session* session = it == live.end() ? nullptr : it->second;
-    const std::uint64_t tokens = account.tokens * owned_fragments();
+    const std::uint64_t tokens = account.tokens * owned_fragments(account.fragments);
     const Sums& sums = by_learner.at(account.learner);
     learners.push_back(
         {{"id", account.learner}, {"incarnation", hex(incarnation)}, {"host", account.host}, {"pid", account.pid},

@@ -12,7 +12,7 @@ namespace diloco {
 // Everybody with work contributes, however far behind its clock is: asking for clock >= t starves every learner slower
 // than the K-th fastest for ever.
 bool SyncerCore::Impl::eligible(const Session& session, FragmentId p, Clock clock) const {
-  if (session.control == 0 || !session.whole || session.pulled[p]) return false;
+  if (session.control == 0 || !session.whole || !session.has(p) || session.pulled[p]) return false;
   const Account& account = *session.account;
   const Version adopted = session.adopted[p];
   if (adopted.epoch != epoch || adopted < account.merged_in[p] || too_stale(adopted, p)) return false;
@@ -129,8 +129,8 @@ bool SyncerCore::Impl::pull(Session& session, FragmentId p, std::uint64_t round,
 
 void SyncerCore::Impl::on_begin(Session& session, BulkLane& lane, const Header& header, const Begin& begin) {
   const FragmentId p = begin.fragment;
-  if (p >= slots.size()) {
-    return violation(session, fmt::format("BEGIN for fragment {}; the plan has {}", p, slots.size()));
+  if (!session.has(p)) {
+    return violation(session, fmt::format("BEGIN for fragment {}; the plan has {}", p, session.fragments));
   }
   if (!owns(p)) {
     return violation(session, fmt::format("BEGIN for fragment {} of syncer shard {}; this is shard {}", p,
@@ -171,7 +171,7 @@ void SyncerCore::Impl::on_miss(Session& session, const BulkLane& lane, FragmentI
   const Begin* arriving = lane.uplink.current();
   const bool answered = session.gathering.contains({p, PayloadKind::kContribution}) ||
                         (arriving && arriving->fragment == p && arriving->kind == PayloadKind::kContribution);
-  if (p >= slots.size() || !session.pulled[p] || answered) {
+  if (!session.has(p) || !session.pulled[p] || answered) {
     return violation(session, fmt::format("MISS of fragment {} without a PULL to answer", p));
   }
   session.pulled[p].reset();
@@ -318,14 +318,14 @@ void SyncerCore::Impl::update_armed(std::optional<Clock> clock, Seconds step) {
     if (settings.trigger == Trigger::kArrival) {
       const Clock horizon = session.clock + settings.overlap_steps + 1;
       for (FragmentId p = 0; p < slots.size(); ++p) {
-        if ((slots[p].state && session.account->due[p] <= horizon) || session.pulled[p]) armed.insert(p);
+        if ((slots[p].state && session.has(p) && session.account->due[p] <= horizon) || session.pulled[p]) armed.insert(p);
       }
     } else if (clock && settings.mode == Mode::kDecoupled) {
       const Seconds own = session.step_s.value_or(step);
       const double steps = std::max<double>(settings.overlap_steps, step > 0.0 ? own / step : 1.0) + 1.0;
       const Clock horizon = *clock + static_cast<Clock>(steps);
       for (FragmentId p = 0; p < slots.size(); ++p) {
-        if (slots[p].state && slots[p].due <= horizon) armed.insert(p);
+        if (slots[p].state && session.has(p) && slots[p].due <= horizon) armed.insert(p);
         if (session.pulled[p]) armed.insert(p);
       }
     }

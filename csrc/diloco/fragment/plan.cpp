@@ -184,6 +184,32 @@ Plan make_plan(const Layout& layout, Fragmenter fragmenter, std::uint32_t num_fr
   return plan;
 }
 
+Plan grow_plan(const Plan& plan, const Layout& grown, Fragmenter fragmenter) {
+  std::size_t known = 0;
+  std::uint64_t largest = 1;
+  for (const Fragment& fragment : plan.fragments) {
+    known += fragment.tensors.size();
+    largest = std::max(largest, fragment.numel);
+  }
+  const Layout added{{grown.tensors.begin() + static_cast<std::ptrdiff_t>(known), grown.tensors.end()}};
+  const std::uint64_t wanted = std::clamp<std::uint64_t>(added.numel() / largest + (added.numel() % largest != 0), 1,
+                                                         added.tensors.size());
+  Plan out = plan;
+  out.began_with = plan.cycle();
+  for (Fragment& fragment : make_plan(added, fragmenter, static_cast<std::uint32_t>(wanted)).fragments) {
+    for (std::uint32_t& tensor : fragment.tensors) tensor += static_cast<std::uint32_t>(known);
+    out.fragments.push_back(std::move(fragment));
+  }
+  return out;
+}
+
+Plan first_of(const Plan& plan, std::uint32_t fragments) {
+  Plan out = plan;
+  out.fragments.resize(std::min<std::size_t>(fragments, plan.fragments.size()));
+  if (out.size() <= plan.cycle()) out.began_with = 0;
+  return out;
+}
+
 void check_plan(const Plan& plan, const Layout& layout, std::uint32_t shards) {
   std::vector<bool> seen(layout.tensors.size(), false);
   for (std::uint32_t index = 0; index < plan.size(); ++index) {

@@ -21,7 +21,10 @@ struct Fragment {
 
 struct Plan {
   std::vector<Fragment> fragments;
+  std::uint32_t began_with = 0;  // fragments of the layout the run began with; 0: all of them
   std::uint32_t size() const { return static_cast<std::uint32_t>(fragments.size()); }
+  // Fragments that share sync_every steps (fragment/schedule.h). What is added later follows the schedule of the others.
+  std::uint32_t cycle() const { return began_with > 0 ? began_with : size(); }
   bool operator==(const Plan&) const = default;
 };
 
@@ -35,6 +38,11 @@ struct Plan {
 // Fragments go to the syncer's shards by LPT as well: longest first (ties: lower index) to the shard with the fewest
 // elements (ties: the fewest fragments, then the lower index). Every shard gets one, or ConfigError.
 Plan make_plan(const Layout& layout, Fragmenter fragmenter, std::uint32_t num_fragments, std::uint32_t shards = 1);
+// The plan of a layout that has grown: `plan` is that of its first tensors, and stays as it is; the others get fragments
+// behind it, which are no larger than its largest as far as tensors allow. One shard. Deterministic.
+Plan grow_plan(const Plan& plan, const Layout& grown, Fragmenter fragmenter);
+// The first `fragments` of a plan, whose tensors are the first ones of its layout.
+Plan first_of(const Plan& plan, std::uint32_t fragments);
 // Throws ConfigError unless every tensor of the layout is in exactly one fragment, numel adds up, and every fragment has
 // one of `shards` shards, every shard a fragment.
 void check_plan(const Plan& plan, const Layout& layout, std::uint32_t shards = 1);

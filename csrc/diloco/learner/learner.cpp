@@ -198,6 +198,12 @@ BoundaryResult Learner::boundary(const Boundary& event, const std::function<void
   return result;
 }
 
+void Learner::grow() {
+  impl_->check_process("grow()");
+  impl_->grow();
+  impl_->deliver_logs();
+}
+
 void Learner::close(Seconds flush_s) {
   if (::getpid() != impl_->pid) return;  // a forked child's exit handlers end up here
   impl_->close(flush_s);
@@ -251,8 +257,8 @@ std::string Learner::describe() const {
   const LearnerStats stats = impl_->core ? impl_->core->stats() : LearnerStats{};
   const Settings& settings = impl_->settings();
   Layout held = impl_->layout();  // the run's order, of an island's rank with the shapes of its part
-  const auto indices = indices_in(held, layout);
-  for (std::size_t i = 0; i < indices.size(); ++i) held.tensors[indices[i]].shape = layout.tensors[i].shape;
+  const auto indices = indices_in(layout, held);
+  for (std::size_t i = 0; i < indices.size(); ++i) held.tensors[i].shape = layout.tensors[indices[i]].shape;
   const LearnerBudget budget = learner_budget(held, *impl_->plan(), settings, impl_->options.staging_bytes);
   return text + fmt::format(", staged {:.1f} MiB, sent images {:.1f} MiB, arriving {:.1f} MiB; mostly {:.1f} MiB in all, at "
                             "most {:.1f} MiB; {} fragments, one sync of each per {} steps, {} steps "

@@ -70,6 +70,10 @@ class Learner {
   bool join(Seconds timeout_s, const std::function<void()>& interrupted = {});
   // After one real optimizer step. `interrupted` is polled while lockstep holds (may throw).
   BoundaryResult boundary(const Boundary& event, const std::function<void()>& interrupted = {});
+  // The store has tensors behind those it had: they are part of the model from now on, and are synchronised once the run has
+  // them (core/syncer_growth.cpp). Training thread, between boundaries. Throws ConfigError for an island, or a layout that is
+  // not usable.
+  void grow();
   // Waits (bounded) until everything sent so far has reached the syncer and tells it goodbye. Idempotent.
   void close(Seconds flush_s);
   bool closed() const;

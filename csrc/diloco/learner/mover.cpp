@@ -16,23 +16,37 @@ constexpr std::uint64_t kAlignFloats = 16;  // 64 bytes
 
 }  // namespace
 
-Mover::Mover(std::shared_ptr<ParameterStore> store) : store_(std::move(store)) {
+Mover::Mover(std::shared_ptr<ParameterStore> store) : store_(std::move(store)) { grow(); }
+
+std::size_t Mover::grow() {
   const Layout& layout = store_->layout();
   check_layout(layout);
+  const auto known = static_cast<std::uint32_t>(anchor_.size());
+  std::vector<std::uint64_t> offsets;
   std::uint64_t next = 0;
-  for (std::uint32_t i = 0; i < layout.tensors.size(); ++i) {
+  for (std::uint32_t i = known; i < layout.tensors.size(); ++i) {
     const TensorSpec& spec = layout.tensors[i];
     const std::uint64_t n = spec.numel();
-    offsets_.push_back(next);
+    offsets.push_back(next);
     next += (n + kAlignFloats - 1) / kAlignFloats * kAlignFloats;
     largest_ = std::max(largest_, n);
     index_.emplace(spec.name, i);
   }
-  for (std::uint32_t i = 0; i < layout.tensors.size(); ++i) {
+  for (std::uint32_t i = known; i < layout.tensors.size(); ++i) {
     for (const std::string& alias : layout.tensors[i].aliases) index_.emplace(alias, i);
   }
-  anchors_ = Buffer::make(next * sizeof(float));
-  for (std::uint32_t i = 0; i < layout.tensors.size(); ++i) store_->read(i, anchor(i));
+  next_scratch_.reset();  // the largest tensor may be another
+  sent_scratch_.reset();
+  float* first = anchors_.emplace_back(Buffer::make(next * sizeof(float)))->f32();
+  for (const std::uint64_t offset : offsets) anchor_.push_back(first + offset);
+  for (std::uint32_t i = known; i < layout.tensors.size(); ++i) store_->read(i, anchor(i));
+  return known;
+}
+
+std::uint64_t Mover::anchor_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const BufferPtr& anchors : anchors_) bytes += anchors->size();
+  return bytes;
 }
 
 void Mover::append_pieces(const Layout& run, const PayloadLayout& payload, std::vector<Piece>* out) const {

@@ -33,7 +33,11 @@ class Mover {
   explicit Mover(std::shared_ptr<ParameterStore> store);
 
   const ParameterStore& store() const { return *store_; }
-  std::uint64_t anchor_bytes() const { return anchors_->size(); }
+  std::uint64_t anchor_bytes() const;
+
+  // The store has further tensors: copies them into anchors of their own. Throws ConfigError if the layout is not usable.
+  // Returns how many there were before. Training thread, while no other one uses the mover.
+  std::size_t grow();
 
   // Appends the payload's segments. Throws std::logic_error for a tensor the store does not have.
   void append_pieces(const Layout& run, const PayloadLayout& payload, std::vector<Piece>* out) const;
@@ -50,14 +54,14 @@ class Mover {
   void adopt(const AdoptFragment& action, Pieces image, Pieces sent);
 
  private:
-  float* anchor(std::uint32_t tensor) { return anchors_->f32() + offsets_[tensor]; }
+  float* anchor(std::uint32_t tensor) { return anchor_[tensor]; }
   const float* values(const ConstBufferPtr& payload, const Piece& piece, BufferPtr* scratch);
 
   std::shared_ptr<ParameterStore> store_;
   std::unordered_map<std::string, std::uint32_t> index_;  // by name and by alias
-  std::vector<std::uint64_t> offsets_;                    // per store tensor, first element in anchors_
+  std::vector<float*> anchor_;                            // per store tensor, in anchors_
   std::uint64_t largest_ = 0;
-  BufferPtr anchors_;
+  std::vector<BufferPtr> anchors_;                        // one, and one for each growth
   std::mutex anchor_mutex_;
   BufferPtr next_scratch_, sent_scratch_;  // largest tensor; made when first needed, which f32 payloads never do
 };

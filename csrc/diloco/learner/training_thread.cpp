@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "diloco/base/clock.h"
+#include "diloco/base/errors.h"
 #include "diloco/learner/learner_impl.h"
 
 namespace diloco {
@@ -125,6 +126,16 @@ bool Learner::Impl::join(Seconds timeout_s, const std::function<void()>& interru
     lock.unlock();
     if (interrupted) interrupted();
   }
+}
+
+void Learner::Impl::grow() {
+  if (options.island) throw ConfigError("the ranks of an island cannot add parameters to what is synchronised");
+  const std::lock_guard lock(mutex);
+  if (closed) throw std::logic_error("grow(): this learner is closed");
+  const std::vector<TensorSpec>& tensors = mover.store().layout().tensors;
+  const std::size_t known = mover.grow();
+  feed(Grow{{tensors.begin() + static_cast<std::ptrdiff_t>(known), tensors.end()}});
+  wake_if_needed();
 }
 
 void Learner::Impl::deliver_logs() {

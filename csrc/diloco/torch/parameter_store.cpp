@@ -6,14 +6,18 @@
 
 namespace diloco {
 
-TorchParameterStore::TorchParameterStore(std::vector<NamedParameter> parameters) {
+TorchParameterStore::TorchParameterStore(std::vector<NamedParameter> parameters) { append(std::move(parameters)); }
+
+void TorchParameterStore::append(std::vector<NamedParameter> parameters) {
+  Layout layout = layout_;
   for (auto& parameter : parameters) {
     const auto sizes = parameter.tensor.sizes();
-    layout_.tensors.push_back({parameter.name, {sizes.begin(), sizes.end()},
-                               dtype_of(parameter.tensor, parameter.name), std::move(parameter.aliases)});
-    tensors_.push_back(std::move(parameter.tensor));
+    layout.tensors.push_back({parameter.name, {sizes.begin(), sizes.end()},
+                              dtype_of(parameter.tensor, parameter.name), std::move(parameter.aliases)});
   }
-  check_layout(layout_);
+  check_layout(layout);
+  layout_ = std::move(layout);
+  for (auto& parameter : parameters) tensors_.push_back(std::move(parameter.tensor));
 }
 
 const at::Tensor& TorchParameterStore::checked(std::uint32_t tensor) const {

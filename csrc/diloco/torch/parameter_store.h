@@ -25,6 +25,9 @@ class TorchParameterStore final : public ParameterStore {
   // Throws ConfigError for a dtype that cannot travel, and for what check_layout refuses.
   explicit TorchParameterStore(std::vector<NamedParameter> parameters);
 
+  // Further ones, behind those there are. Throws as the constructor, and then nothing has changed.
+  void append(std::vector<NamedParameter> parameters);
+
   const Layout& layout() const override { return layout_; }
   void read(std::uint32_t tensor, float* out) override;
   void diff(std::uint32_t tensor, const float* anchor, Codec codec, std::byte* out) override;

@@ -272,6 +272,28 @@ Plan read_plan(const Map& map, const char* key, const Layout& layout) {
   return plan;
 }
 
+std::uint32_t read_beginning(const Map& map, const char* key, std::uint32_t fragments) {
+  const std::uint32_t began_with = map.u32(key);
+  if (began_with < 1 || began_with >= fragments) {
+    throw Refused(std::string(key) + " is " + std::to_string(began_with) + ", the plan has " + std::to_string(fragments) +
+                  " fragments");
+  }
+  return began_with;
+}
+
+std::vector<std::uint32_t> read_growth(const Map& map, const char* key, const Layout& layout) {
+  std::vector<std::uint32_t> sizes;
+  map.each(key, [&](const json& value, const std::string& what) {
+    const std::uint64_t size = as_uint(value, what);
+    if (size <= (sizes.empty() ? 0 : sizes.back()) || size >= layout.tensors.size()) {
+      throw Refused(what + " is " + std::to_string(size) + "; expected ascending sizes below that of the layout, " +
+                    std::to_string(layout.tensors.size()));
+    }
+    sizes.push_back(static_cast<std::uint32_t>(size));
+  });
+  return sizes;
+}
+
 void require_same_length(const char* what, std::size_t got, std::size_t expected) {
   if (got != expected) {
     throw Refused(std::string(what) + " has " + std::to_string(got) + " entries, expected " +
@@ -370,6 +392,7 @@ std::string encode(const Hello& m) {
                {"steps", m.steps},
                {"clock", m.clock},
                {"downlink_credit", m.downlink_credit}});
+  if (!m.grown_from.empty()) body["grown_from"] = m.grown_from;
   if (m.ranks > 1) {
     body["ranks"] = m.ranks;
     body["parts"] = m.parts;
@@ -399,6 +422,7 @@ std::optional<Hello> decode_hello(Bytes bytes, std::string* why) {
     m.steps = map.uint("steps");
     m.clock = map.uint("clock");
     m.downlink_credit = map.uint("downlink_credit");
+    if (map.has("grown_from")) m.grown_from = read_growth(map, "grown_from", m.layout);
     if (!map.has("ranks")) return;
     m.ranks = map.u32("ranks");
     m.parts = map.u32("parts");
@@ -424,15 +448,17 @@ std::optional<Lane> decode_lane(Bytes bytes, std::string* why) {
 std::string encode(const Welcome& m) {
   json held = json::array();
   for (const auto& [fragment, to] : m.held) held.push_back(json::array({fragment, to}));
-  return pack({{"lane_token", m.lane_token},
-               {"layout", layout_json(m.layout)},
-               {"plan", plan_json(m.plan)},
-               {"settings", m.settings},
-               {"versions", versions_json(m.versions)},
-               {"merged_to", m.merged_to},
-               {"held", held},
-               {"run_clock", m.run_clock},
-               {"run_tokens", m.run_tokens}});
+  json body({{"lane_token", m.lane_token},
+             {"layout", layout_json(m.layout)},
+             {"plan", plan_json(m.plan)},
+             {"settings", m.settings},
+             {"versions", versions_json(m.versions)},
+             {"merged_to", m.merged_to},
+             {"held", held},
+             {"run_clock", m.run_clock},
+             {"run_tokens", m.run_tokens}});
+  if (m.plan.began_with > 0) body["began_with"] = m.plan.began_with;
+  return pack(body);
 }
 
 std::optional<Welcome> decode_welcome(Bytes bytes, std::string* why) {
@@ -441,6 +467,7 @@ std::optional<Welcome> decode_welcome(Bytes bytes, std::string* why) {
     m.layout = read_layout(map, "layout");
     if (m.layout.tensors.empty()) throw Refused("the layout has no tensors");
     m.plan = read_plan(map, "plan", m.layout);
+    if (map.has("began_with")) m.plan.began_with = read_beginning(map, "began_with", m.plan.size());
     m.settings = read_settings(map, "settings");
     m.versions = read_versions(map, "versions");
     require_same_length("versions", m.versions.size(), m.plan.fragments.size());

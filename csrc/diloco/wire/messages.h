@@ -39,6 +39,9 @@ struct Hello {
   std::string software;                          // "diloco 0.1.0"
   std::uint64_t highest_epoch = 0;               // of anything this learner has seen
   Layout layout;
+  // Sizes (in tensors, ascending) that the layout had before tensors were added to it while training; empty: never. Not on
+  // the wire then.
+  std::vector<std::uint32_t> grown_from;
   std::vector<Version> adopted;                  // per fragment of the plan it knows; empty at first
   std::vector<std::uint64_t> merged_to;          // per fragment, as far as the learner knows; same length
   std::map<std::string, std::string> settings;   // algorithm settings the learner insists on
@@ -59,7 +62,8 @@ struct Lane {
 
 struct Welcome {
   std::uint64_t lane_token = 0;
-  Layout layout;  // the run's; tensor indices in `plan` are into this one
+  // The run's, as far as this learner's model has it: its first tensors. Indices in `plan` are into this one.
+  Layout layout;
   Plan plan;
   std::map<std::string, std::string> settings;
   std::vector<Version> versions;             // per fragment; none = not there yet, or another shard's

@@ -18,7 +18,8 @@ struct NamedShape {
 
 class ArrayStore : public ParameterStore {
  public:
-  explicit ArrayStore(const std::vector<NamedShape>& shapes, float value = 0.0f) {
+  explicit ArrayStore(const std::vector<NamedShape>& shapes, float value = 0.0f) { append(shapes, value); }
+  void append(const std::vector<NamedShape>& shapes, float value = 0.0f) {
     for (const NamedShape& shape : shapes) {
       TensorSpec spec;
       spec.name = shape.name;

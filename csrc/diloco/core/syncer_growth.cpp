@@ -1,0 +1,186 @@
+// Tensors that learners add to the model while they train: a new head, thawed layers. The run takes them once two learners
+// that are here have added the same ones (or the only one there is): they get fragments behind those there are, and whoever
+// has them takes part in these. A learner that has not added them, or others, goes on in the fragments it knows. One shard,
+// learners of one process.
+#include <algorithm>
+#include <string_view>
+#include <unordered_set>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include "diloco/core/syncer_impl.h"
+#include "diloco/core/syncer_record.h"
+
+namespace diloco {
+namespace {
+
+std::string names_of(const std::vector<TensorSpec>& tensors) {
+  constexpr std::size_t kListed = 4;
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < std::min(tensors.size(), kListed); ++i) names.push_back("'" + tensors[i].name + "'");
+  std::string text = fmt::format("{}", fmt::join(names, ", "));
+  if (tensors.size() > kListed) text += fmt::format(" and {} more", tensors.size() - kListed);
+  return text;
+}
+
+}  // namespace
+
+// How far the learner's model is the run's.
+SyncerCore::Impl::Fit SyncerCore::Impl::fit(const Hello& hello) const {
+  Fit fit;
+  std::unordered_map<std::string_view, const TensorSpec*> theirs;
+  for (const TensorSpec& tensor : hello.layout.tensors) theirs.emplace(tensor.name, &tensor);
+  Layout run, own;  // the run's first tensors, and what the learner has under their names
+  for (const Extent& extent : extents) {
+    for (std::size_t i = run.tensors.size(); i < extent.tensors; ++i) {
+      run.tensors.push_back(layout->tensors[i]);
+      if (const auto same = theirs.find(run.tensors.back().name); same != theirs.end()) own.tensors.push_back(*same->second);
+    }
+    if (!first_difference(own, run).empty()) break;
+    fit.tensors = extent.tensors;
+    fit.fragments = extent.fragments;
+  }
+  std::unordered_set<std::string_view> known;
+  for (std::size_t i = 0; i < fit.tensors; ++i) known.insert(layout->tensors[i].name);
+  std::size_t begin = 0, end = 0;
+  for (std::size_t stage = 0; stage <= hello.grown_from.size() && fit.beyond.empty(); ++stage) {
+    begin = std::exchange(end, stage < hello.grown_from.size() ? hello.grown_from[stage] : hello.layout.tensors.size());
+    for (std::size_t i = begin; i < end; ++i) {
+      if (!known.contains(hello.layout.tensors[i].name)) fit.beyond.push_back(hello.layout.tensors[i]);
+    }
+  }
+  // What it began with must be in the run; what it added later need not.
+  const bool from_the_start = begin == 0 && !fit.beyond.empty();
+  const bool may_grow = options.shards == 1 && hello.ranks == 1;
+  if (fit.tensors == 0 || from_the_start || (!may_grow && (!fit.beyond.empty() || fit.tensors < layout->tensors.size()))) {
+    fit.difference = first_difference(hello.layout, *layout);
+  }
+  std::sort(fit.beyond.begin(), fit.beyond.end(),
+            [](const TensorSpec& a, const TensorSpec& b) { return a.name < b.name; });
+  return fit;
+}
+
+// How many of the fragments that HELLO reports on are the run's: none, if they are those of another plan. A learner may know
+// fewer (the run has grown) or more (the syncer came back without state, and has not grown again yet).
+std::uint32_t SyncerCore::Impl::known_fragments(const Hello& hello, const Fit& fit) const {
+  const auto reported = static_cast<std::uint32_t>(hello.adopted.size());
+  if (reported > fit.fragments) return hello.grown_from.empty() ? 0 : fit.fragments;
+  const bool stage = std::any_of(extents.begin(), extents.end(),
+                                 [&](const Extent& extent) { return extent.fragments == reported; });
+  return stage ? reported : 0;
+}
+
+void SyncerCore::Impl::say_fit(const std::string& learner, const Fit& fit) {
+  const bool behind = fit.fragments < plan.size();
+  if (behind) {
+    const std::vector<TensorSpec> rest(layout->tensors.begin() + static_cast<std::ptrdiff_t>(fit.tensors),
+                                       layout->tensors.end());
+    log(LogLevel::kWarning, fmt::format("learner '{}' does not have {}, added to the run while it trained: it takes part in {} "
+                                        "of {} fragments until it adds the same", learner, names_of(rest), fit.fragments,
+                                        plan.size()));
+  }
+  if (fit.beyond.empty()) return;
+  log(LogLevel::kWarning, fmt::format("learner '{}' has added {}, which the run does not have{}: trained by this learner alone{}",
+                                      learner, names_of(fit.beyond), behind ? " (others were added to it)" : "",
+                                      behind ? "" : " until another one adds the same"));
+}
+
+// Nobody else is here, or has been lately: who is only reconnecting has a say.
+bool SyncerCore::Impl::alone(const Session& session) const {
+  constexpr Seconds kLatelyS = 60.0;
+  return std::none_of(accounts.begin(), accounts.end(), [&](const auto& entry) {
+    const Account& other = entry.second;
+    return other.learner != session.account->learner && !superseded.contains(entry.first) && !other.tombstoned &&
+           now < other.last_contact + kLatelyS;
+  });
+}
+
+// A learner that has added what another one has, too.
+void SyncerCore::Impl::grow_if_agreed() {
+  for (auto& [id, session] : sessions) {
+    if (session.control == 0 || session.beyond.empty() || session.fragments < plan.size()) continue;
+    std::vector<SessionId> agreed;
+    for (const auto& [other, one] : sessions) {
+      if (one.control != 0 && one.fragments == plan.size() && one.beyond == session.beyond) agreed.push_back(other);
+    }
+    if (agreed.size() < 2 && !alone(session)) continue;
+    const std::vector<TensorSpec> tensors = session.beyond;
+    if (!grow(tensors)) {
+      for (const SessionId one : agreed) sessions.at(one).beyond.clear();
+      return;
+    }
+    for (const SessionId one : agreed) {  // their next WELCOME has it
+      send(sessions.at(one).control, MessageType::kRehello, &sessions.at(one), {});
+      end_session(one, "the run has grown", true);
+    }
+    return;
+  }
+}
+
+// False if its rounds could not end in the memory there is.
+bool SyncerCore::Impl::grow(const std::vector<TensorSpec>& tensors) {
+  const Layout layout_before = *layout;
+  const Plan plan_before = plan;
+  layout->tensors.insert(layout->tensors.end(), tensors.begin(), tensors.end());
+  plan = grow_plan(plan, *layout, settings.fragmenter);
+  fill_slots();
+  if (const auto text = memory_short(live_sessions()); !text.empty()) {
+    log(LogLevel::kError, fmt::format("the run cannot take {}: {}", names_of(tensors), text));
+    layout = layout_before;
+    plan = plan_before;
+    slots.resize(plan.size());
+    return false;
+  }
+  extents.push_back({layout->tensors.size(), plan.size()});
+  Clock clock = 0;
+  for (auto& [incarnation, account] : accounts) {
+    clock = std::max(clock, account.clock);
+    account.merged_to.resize(plan.size(), 0);
+    account.merged_in.resize(plan.size());
+    account.mailbox.resize(plan.size());
+    account.adopted.resize(plan.size());
+  }
+  for (auto& [incarnation, account] : accounts) {
+    while (account.due.size() < plan.size()) {
+      account.due.push_back(next_due_clock(static_cast<FragmentId>(account.due.size()), account.clock));
+    }
+  }
+  for (FragmentId p = plan_before.size(); p < plan.size(); ++p) slots[p].due = next_due_clock(p, clock);
+  for (auto& [incarnation, merged_to] : settled) merged_to.resize(plan.size(), 0);
+  for (auto& [incarnation, life] : past) life.merged_in.resize(plan.size());
+  for (auto& [id, session] : sessions) {
+    session.adopted.resize(plan.size());
+    session.pulled.resize(plan.size());
+    session.pulled_from.resize(plan.size());
+    session.missed.resize(plan.size(), 0);
+    session.sent.resize(plan.size());
+  }
+  log(LogLevel::kInfo, fmt::format("the run has grown by {}, in {} fragment(s)", names_of(tensors),
+                                   plan.size() - plan_before.size()));
+  announce_layout();
+  return true;
+}
+
+// Live learners that have it are a quorum.
+bool SyncerCore::Impl::enough_have(FragmentId p) const {
+  const auto having = std::count_if(sessions.begin(), sessions.end(), [p](const auto& entry) {
+    return entry.second.control != 0 && entry.second.has(p);
+  });
+  return static_cast<std::uint32_t>(having) >= settings.min_quorum;
+}
+
+// Those of fragments that have none yet.
+void SyncerCore::Impl::fill_slots() {
+  for (FragmentId p = static_cast<FragmentId>(slots.size()); p < plan.size(); ++p) {
+    FragmentSlot& slot = slots.emplace_back();
+    slot.contribution = payload_layout(*layout, plan, p, PayloadKind::kContribution, settings);
+    slot.anchor = payload_layout(*layout, plan, p, PayloadKind::kAnchor, settings);
+    slot.image_layout = payload_layout(*layout, plan, p, PayloadKind::kImage, settings);
+    slot.use_rda = rda_segments(*layout, slot.contribution, settings);
+    slot.due = first_due_clock(p);
+  }
+}
+
+}  // namespace diloco
