@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from diloco._errors import describe_tensor
 from diloco._native import _C
 from diloco._rank_group import Meeting, gather
 from diloco._sharded import is_sharded, local
@@ -37,11 +38,11 @@ class Island:
     talk: ProcessGroup  # for what is said in Python, between two steps
 
     def from_leader(self, value: Any) -> Any:
-        """Rank 0's value, on all ranks. Collective."""
+        """Rank 0's value, on all ranks, as gather() gives it. Collective."""
         return self.gather(value if self.rank == 0 else None)[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, by rank, on all ranks. Collective."""
+        """Every rank's value, by rank, on all ranks: what JSON can say, tuples as lists. Collective."""
         with _all_come("save and load its state"):
             return gather(self.talk, value)
 
@@ -105,14 +106,9 @@ def _agree(group: ProcessGroup, parameters: list[Parameter], learner_id: str, se
     except ValueError as error:
         fault = str(error)  # told to all, or they would wait for this rank
     shapes = [list(parameter.tensor.shape) for parameter in parameters]
-    mine = _Description(
-        fault,
-        [(p.name, tuple(p.tensor.shape), str(p.tensor.dtype)) for p in parameters],
-        settings,
-        tuple(boxes),
-        learner_id,
-    )
-    everybody: list[_Description] = gather(talk, mine)
+    tensors = [[parameter.name, describe_tensor(parameter.tensor)] for parameter in parameters]
+    mine = _Description(fault, tensors, settings, tuple(boxes), learner_id)
+    everybody = [_Description.of(sent) for sent in gather(talk, asdict(mine))]
     _check_agreement(everybody)
 
     kinds = list(dict.fromkeys(each.boxes for each in everybody))  # in rank order
@@ -134,11 +130,18 @@ def _agree(group: ProcessGroup, parameters: list[Parameter], learner_id: str, se
 
 @dataclass(frozen=True)
 class _Description:
+    """What a rank tells the others of itself."""
+
     fault: str | None
-    tensors: list[tuple[str, tuple[int, ...], str]]
+    tensors: list[list[str]]  # name, dtype and shape
     settings: dict[str, str]
     boxes: tuple[Box, ...]
     learner_id: str
+
+    @classmethod
+    def of(cls, sent: dict[str, Any]) -> _Description:
+        """JSON has no tuples."""
+        return cls(**sent | {"boxes": tuple((tuple(offset), tuple(shape)) for offset, shape in sent["boxes"])})
 
 
 def box_of(parameter: Parameter) -> Box:
@@ -192,8 +195,8 @@ def _check_agreement(everybody: list[_Description]) -> None:
         for mine, theirs in zip(first.tensors, other.tensors, strict=False):
             if mine != theirs:
                 raise ValueError(
-                    f"the ranks of this island disagree on the model: rank 0 has '{mine[0]}' ({mine[2]} {mine[1]}) "
-                    f"where rank {rank} has '{theirs[0]}' ({theirs[2]} {theirs[1]}); build the same model on all ranks"
+                    f"the ranks of this island disagree on the model: rank 0 has '{mine[0]}' ({mine[1]}) where "
+                    f"rank {rank} has '{theirs[0]}' ({theirs[1]}); build the same model on all ranks"
                 )
         raise ValueError(
             f"the ranks of this island disagree on the model: rank 0 synchronises {len(first.tensors)} parameters, "

@@ -16,10 +16,10 @@ Start = Callable[..., Job]
 # type and words on every rank; {here}: this rank
 REFUSED: dict[str, tuple[str, str]] = {
     "partial": ("ValueError", r"rank 0: parameter 'w' has the placement Partial.*expected Shard or Replicate"),
-    "shape": ("ValueError", r"disagree on the model: rank 0 has '2.weight' \(torch.float32 \(5, 33\)\) where rank 1 has"
-              r" '2.weight' \(torch.float32 \(5, 34\)\); build the same model on all ranks"),
+    "shape": ("ValueError", r"disagree on the model: rank 0 has '2.weight' \(float32 \(5, 33\)\) where rank 1 has"
+              r" '2.weight' \(float32 \(5, 34\)\); build the same model on all ranks"),
     "name": ("ValueError", r"rank 0 has '2.weight' .* where rank 1 has 'other'"),
-    "dtype": ("ValueError", r"rank 0 has '2.weight' \(torch.float32 .* where rank 1 has '2.weight' \(torch.bfloat16"),
+    "dtype": ("ValueError", r"rank 0 has '2.weight' \(float32 .* where rank 1 has '2.weight' \(bfloat16"),
     "count": ("ValueError", r"rank 0 synchronises 6 parameters, rank 1 5; build the same model on all ranks"),
     "setting": ("ValueError", r"disagree on setting 'sync_every': rank 0 has 4, rank 1 has 5; give all ranks the same"),
     "nonsense": ("TypeError", r"island: expected a process group, None \(the default group\) or False, got str"),
