@@ -74,7 +74,7 @@ class CollectiveLearner(Learner):
         settings: dict[str, config.SettingValue],
     ) -> None:
         texts = config.environment_settings() | config.setting_texts(settings, "a collective learner", _ARGUMENTS)
-        data = _process_groups.resolve(group, backend)
+        data = _process_groups.of_learners(group, backend)
         on_device = _process_groups.merges_on_device(data, [p.tensor for p in parameters])
         self._connect(model, parameters, data, _process_groups.control_of(data), on_device, texts)
         warn_of_late_loads(model, self)

@@ -11,19 +11,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from diloco._errors import describe_tensor
 from diloco._native import _C
+from diloco._process_groups import Group, group_of
 from diloco._rank_group import Meeting, gather
 from diloco._sharded import is_sharded, local
 from diloco.parameters import Parameter
 
-# A group of ranks; None: the default group, if it has more than one; False: this process alone.
-Ranks: TypeAlias = ProcessGroup | bool | None
+# A group of ranks; None: the default group, if there is one; False: this process alone.
+Ranks: TypeAlias = Group | Literal[False] | None
 Box: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # offset and shape of what a rank holds
 
 
@@ -60,29 +61,18 @@ def _all_come(what: str) -> Iterator[None]:
         ) from error
 
 
-def group_of(ranks: Ranks) -> ProcessGroup | None:
-    """The island's process group; None if this process is a learner by itself."""
-    if ranks is False:
+def _group(ranks: Ranks) -> ProcessGroup | None:
+    """None if this process is a learner by itself."""
+    if ranks is False or (ranks is None and not dist.is_initialized()):
         return None
-    if ranks is None or ranks is True:
-        if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
-            return None
-        return dist.group.WORLD
-    outside: object = dist.GroupMember.NON_GROUP_MEMBER
-    if ranks is outside:
-        raise ValueError("island: this process is not in the group that was passed; pass the one it belongs to")
-    if not isinstance(ranks, ProcessGroup):
-        raise TypeError(
-            f"island: expected a process group, None (the default group) or False, got {type(ranks).__name__}; "
-            "of a device mesh pass mesh.get_group()"
-        )
-    return ranks if dist.get_world_size(ranks) > 1 else None
+    group = group_of("island", ranks, "None or False")
+    return group if dist.get_world_size(group) > 1 else None
 
 
 def make_island(ranks: Ranks, parameters: list[Parameter], learner_id: str, settings: dict[str, str]) -> Island | None:
     """Collective over the island's ranks. ValueError on all of them, naming the first difference, if they disagree on
     the model or the settings, or if a parameter cannot be taken apart; ConnectionError if they do not all come."""
-    group = group_of(ranks)
+    group = _group(ranks)
     if group is None:
         for parameter in parameters:
             if is_sharded(parameter.tensor) and parameter.tensor.device_mesh.size() > 1:  # type: ignore[attr-defined]

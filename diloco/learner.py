@@ -50,9 +50,9 @@ class Learner:
             DILOCO_LEDGER_DIR, then none.
         give_up_after_s: raise ConnectionError after so long without a syncer; 0 = never, train on alone.
         join_timeout_s: how long the constructor waits for the global weights; an unreachable syncer ends the wait.
-        island: the process group whose ranks train one copy of the model together and are this learner; all of them
-            make it, step it and close it. Default: the default group, where torch.distributed has more than one rank.
-            False: this process is a learner by itself.
+        island: the process group, or one dimension of a device mesh, whose ranks train one copy of the model together
+            and are this learner; all of them make it, step it and close it. Default: the default group, where
+            torch.distributed has more than one rank. False: this process is a learner by itself.
         settings: names of the settings table. They live on the syncer; one given here must equal the syncer's, or
             the learner is refused, naming both.
 
