@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed.device_mesh import DeviceMesh
 
-from diloco._rank_group import Meeting
+from diloco._meeting import Meeting
 
 Group = distributed.ProcessGroup | DeviceMesh
 
@@ -57,7 +57,8 @@ def _new_group(group: object, backend: str) -> distributed.ProcessGroup:
             f"backend = nccl was asked for and this torch ({torch.__version__}) is built without NCCL; "
             "use gloo, or install a torch for CUDA"
         )
-    return _made(distributed.new_group(backend=backend))
+    made: distributed.ProcessGroup = distributed.new_group(backend=backend)
+    return made
 
 
 def control_of(group: distributed.ProcessGroup) -> distributed.ProcessGroup:
@@ -84,8 +85,3 @@ def merges_on_device(group: distributed.ProcessGroup, tensors: Iterable[Tensor])
 
 def _backend(group: distributed.ProcessGroup, device: torch.device) -> Any:
     return group._get_backend(device)
-
-
-def _made(group: object) -> distributed.ProcessGroup:
-    assert isinstance(group, distributed.ProcessGroup)
-    return group

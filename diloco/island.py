@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from diloco._errors import describe_tensor
+from diloco._meeting import Meeting, gather
 from diloco._native import _C
 from diloco._process_groups import Group, group_of
-from diloco._rank_group import Meeting, gather
 from diloco._sharded import is_sharded, local
 from diloco.parameters import Parameter
 

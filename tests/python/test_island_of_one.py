@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from toys import QUICK, snapshot
 
 import diloco
-from diloco._rank_group import Meeting, gather
+from diloco._meeting import Meeting, gather
 
 
 @pytest.fixture

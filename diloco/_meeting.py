@@ -1,5 +1,5 @@
-"""Process groups of an island's own, on the CPU: their collectives mix with nobody else's, and only their members make
-them. torch's new_group() wants every process of the job, or the same number of groups known to each member.
+"""Process groups that ranks make for themselves, on the CPU: their collectives mix with nobody else's, and only members
+make them. torch's new_group() wants every process of the job, or the same number of groups known to each member.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Meeting:
 
     def __init__(self, group: ProcessGroup) -> None:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self._timeout = timeout_of(group)
+        self._timeout = _timeout_of(group)
         members = dist.get_process_group_ranks(group)
         self._store = PrefixStore("diloco/" + "_".join(map(str, members)), _job_store())
         name = self._call() if self.rank == 0 else self._answer()
@@ -110,7 +110,7 @@ def _job_store() -> Store:
     return store
 
 
-def timeout_of(group: ProcessGroup) -> timedelta:
+def _timeout_of(group: ProcessGroup) -> timedelta:
     for device in group._device_types:
         options = getattr(group._get_backend(device), "options", None)
         timeout: timedelta | None = getattr(options, "_timeout", None)
