@@ -36,8 +36,8 @@ class LearnerSide:
 
 
 def check_learner(asked: LearnerSide) -> Report:
-    """Every check in turn; one that needs what an earlier one did not get is skipped. ValueError: malformed "
-    "address."""
+    """Every check in turn; one that needs what an earlier one did not get is skipped. ValueError: malformed
+    address."""
     return _Learner(asked).run()
 
 
@@ -253,7 +253,8 @@ class _Learner:
             raise Wrong(f"--model {self.asked.model}: {error}") from None
         text = _describe(self.specs)
         if difference:
-            file = " (a file does not tell which tensors are trained)" if os.path.isfile(self.asked.model) else ""
+            from_file = os.path.isfile(self.asked.model)
+            file = " (a file need not tell which tensors are trained or tied; a function does)" if from_file else ""
             raise Wrong(
                 f"{difference}; every learner of a run trains the same model (for another model start another "
                 f"syncer){file}",
