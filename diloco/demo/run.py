@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from diloco._report import why_unwritable
 from diloco.demo import picture, report
 from diloco.demo.cluster import DemoError
 from diloco.demo.plan import LEAST_STEPS, QUICK_STEPS, STEPS
@@ -53,7 +54,7 @@ def problem_with(options: DemoOptions) -> str:
     if options.picture and (reason := picture.why_unknown(options.picture)):
         return f"--picture {options.picture}: {reason}"
     for name, path in (("--json", options.json), ("--picture", options.picture)):
-        reason = report.why_unwritable(path) if path else ""
+        reason = why_unwritable(path) if path else ""
         if reason:
             return f"{name} {path} cannot be written: {reason}; choose another file"
     return ""
