@@ -30,8 +30,7 @@ def run_doctor(
     if syncer is not None and (bind is not None or insecure or setting or config or learners):
         return _fail(
             "--syncer looks at a learner's machine; --bind, --insecure, --setting, --config and --learners belong to "
-            "the "
-            "syncer's machine: give either"
+            "the syncer's machine: give either"
         )
     if syncer is None and step_s:
         return _fail("--step-s is about a learner: give --syncer HOST:PORT too")
