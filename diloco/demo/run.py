@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -139,7 +139,3 @@ def write(values: dict[str, Any], record: Any, options: DemoOptions) -> None:
     if options.picture:
         picture.draw(record, options.picture)
         print(f"picture: {options.picture}")
-
-
-def with_seed(options: DemoOptions, seed: int) -> DemoOptions:
-    return replace(options, seed=seed, margin_seeds=0)
