@@ -1,4 +1,4 @@
-"""Process groups of torch: which one the caller means, and a second one over which its ranks agree."""
+"""Process groups of torch: which one a caller means, a second one over which its ranks agree, what it can move."""
 
 from __future__ import annotations
 
@@ -9,37 +9,42 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed.device_mesh import DeviceMesh
 
-from diloco._rank_group import Meeting
+from diloco._meeting import Meeting
 
 Group = distributed.ProcessGroup | DeviceMesh
 
 
-def resolve(group: Group | None, backend: str | None) -> distributed.ProcessGroup:
-    """The process group that is meant: a group, a device mesh of one dimension, or all ranks of the job.
+def group_of(argument: str, meant: Group | None, otherwise: str = "or None") -> distributed.ProcessGroup:
+    """The process group that `argument` means: a group, that of a device mesh of one dimension, or (None) all ranks of
+    the job. ValueError and TypeError say what was expected; `otherwise`: what may be passed that is no group."""
+    if meant is None:
+        meant = distributed.group.WORLD
+    if isinstance(meant, DeviceMesh):
+        if meant.ndim != 1:
+            raise ValueError(
+                f"{argument}: expected one dimension of a device mesh, got all {meant.ndim} ({meant.mesh_dim_names}); "
+                'name the one that is meant, as in mesh["replicate"]'
+            )
+        meant = meant.get_group()
+    outside: object = distributed.GroupMember.NON_GROUP_MEMBER
+    if meant is outside:
+        raise ValueError(f"{argument}: this process is not in the group that was passed; pass the one it belongs to")
+    if not isinstance(meant, distributed.ProcessGroup):
+        raise TypeError(
+            f"{argument}: expected a process group, one dimension of a device mesh, {otherwise}; got "
+            f"{type(meant).__name__}"
+        )
+    return meant
 
-    With `backend`, a new group of all ranks that uses it. ValueError and TypeError say what was expected.
-    """
-    if not distributed.is_available() or not distributed.is_initialized():
+
+def of_learners(group: Group | None, backend: str | None) -> distributed.ProcessGroup:
+    """The group whose ranks are the learners of a job; with `backend`, a new one of all ranks that uses it."""
+    if not distributed.is_initialized():
         raise ValueError(
             "torch.distributed is not initialised: start the script with torchrun and call "
             "torch.distributed.init_process_group() first"
         )
-    if backend is not None:
-        return _new_group(group, backend)
-    if group is None:
-        group = distributed.group.WORLD
-    if isinstance(group, DeviceMesh):
-        if group.ndim != 1:
-            raise ValueError(
-                f"expected one dimension of a device mesh, got all {group.ndim} ({group.mesh_dim_names}); "
-                'name the one whose ranks are the learners: mesh["replicate"]'
-            )
-        group = group.get_group()
-    if isinstance(group, int):  # what new_group() returns to ranks outside
-        raise ValueError("this rank is not in the process group; only its ranks may be learners of it")
-    if not isinstance(group, distributed.ProcessGroup):
-        raise TypeError(f"group: expected a torch ProcessGroup or a DeviceMesh, got {type(group).__name__}")
-    return group
+    return group_of("group", group) if backend is None else _new_group(group, backend)
 
 
 def _new_group(group: object, backend: str) -> distributed.ProcessGroup:
@@ -52,7 +57,8 @@ def _new_group(group: object, backend: str) -> distributed.ProcessGroup:
             f"backend = nccl was asked for and this torch ({torch.__version__}) is built without NCCL; "
             "use gloo, or install a torch for CUDA"
         )
-    return _made(distributed.new_group(backend=backend))
+    made: distributed.ProcessGroup = distributed.new_group(backend=backend)
+    return made
 
 
 def control_of(group: distributed.ProcessGroup) -> distributed.ProcessGroup:
@@ -79,8 +85,3 @@ def merges_on_device(group: distributed.ProcessGroup, tensors: Iterable[Tensor])
 
 def _backend(group: distributed.ProcessGroup, device: torch.device) -> Any:
     return group._get_backend(device)
-
-
-def _made(group: object) -> distributed.ProcessGroup:
-    assert isinstance(group, distributed.ProcessGroup)
-    return group

@@ -29,7 +29,8 @@ _POLL_S = 0.005
 def load(learner: Learner, state: dict[str, Any]) -> None:
     check(learner, state)
     stats = learner._of_leader(learner._c.stats)
-    state = state | learner._of_leader(lambda: {k: v for k, v in state.items() if k not in ("anchors", "weights")})
+    own = ("anchors", "weights", "collective")  # each rank's: tensors. All else is what rank 0 has loaded
+    state = state | learner._of_leader(lambda: {k: v for k, v in state.items() if k not in own})
     replayed: list[int] = []
     if "weights" not in state:
         pass

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from diloco._errors import describe_tensor
-from diloco._sharded import is_sharded, like, local
+from diloco._sharded import is_sharded, like, local, whole
 from diloco.island import box_of
 from diloco.parameters import Parameter
 
@@ -50,7 +50,7 @@ def save_together(learner: Learner, pending_tokens: int, *, full: bool) -> dict[
     tensors = {"anchors": _anchors(learner, short=False), "weights": _weights(learner)}
     for group in tensors.values():
         for name, tensor in group.items():
-            group[name] = _whole(tensor) if full else tensor.clone()
+            group[name] = whole(tensor) if full else tensor.clone()
     return own | account | tensors
 
 
@@ -111,11 +111,6 @@ def _anchors(learner: Learner, *, short: bool) -> dict[str, Tensor]:
 
 def _weights(learner: Learner) -> dict[str, Tensor]:
     return {parameter.name: parameter.tensor.detach() for parameter in learner._parameters}
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    whole: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
-    return whole.cpu().clone()
 
 
 # ---- loading ----

@@ -1,4 +1,4 @@
-"""DTensors: what this process holds of one, and putting values of its shape back into one."""
+"""DTensors: what this process holds of one, all of it, and putting values of its shape back into one."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ def is_sharded(tensor: Tensor) -> bool:
 def local(tensor: Tensor) -> Tensor:
     """What this process holds: the tensor whose memory the optimizer changes."""
     return tensor._local_tensor if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A copy of all of it, on the CPU. The ranks that hold parts of a DTensor call this together."""
+    full: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return full.cpu().clone()
 
 
 def like(values: Tensor, tensor: Tensor) -> Tensor:

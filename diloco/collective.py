@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -28,7 +28,8 @@ class CollectiveLearner(Learner):
     """One rank of a run without a syncer: the ranks of a process group are the learners and merge among themselves.
 
     Args:
-        named_parameters: the model, or pairs of name and tensor. Trainable floating-point tensors take part.
+        named_parameters: the model, or pairs of name and tensor. Trainable floating-point and complex tensors take
+            part, complex ones as their real view.
         group: a ProcessGroup, or one dimension of a DeviceMesh (`mesh["replicate"]`); default: all ranks of the job.
         backend: "gloo" or "nccl", for a new group of all ranks; without it the group's own.
         settings: names of the settings table, the same on every rank; default DILOCO_<NAME>, then the preset, then
@@ -74,7 +75,7 @@ class CollectiveLearner(Learner):
         settings: dict[str, config.SettingValue],
     ) -> None:
         texts = config.environment_settings() | config.setting_texts(settings, "a collective learner", _ARGUMENTS)
-        data = _process_groups.resolve(group, backend)
+        data = _process_groups.of_learners(group, backend)
         on_device = _process_groups.merges_on_device(data, [p.tensor for p in parameters])
         self._connect(model, parameters, data, _process_groups.control_of(data), on_device, texts)
         warn_of_late_loads(model, self)
@@ -179,7 +180,7 @@ class CollectiveDiLoCoOptimizer(DiLoCoOptimizer):
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Sequence[Optimizer],
         model: Named,
         group: Group | None = None,
         *,

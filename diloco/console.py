@@ -29,10 +29,10 @@ class Console:
         now = time.perf_counter()
         speed = (stats["tokens"] - self._tokens) / max(now - self._at, 1e-9)
         self._tokens, self._at = stats["tokens"], now
-        goodput = stats.get("goodput", {"compute_s": 0.0, "wall_s": 0.0})
+        goodput = stats["goodput"]
         return (
             f"step: {step:4d}  loss: {loss:7.4f}  tps: {speed:,.0f}  memory: {_memory_gib():5.2f}GiB  "
-            f"merged: {stats.get('contributions_merged', 0):4d}  "
+            f"merged: {stats['contributions_merged']:4d}  "
             f"goodput: {100 * goodput['compute_s'] / (goodput['wall_s'] or 1.0):.1f}%"
         )
 

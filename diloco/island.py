@@ -10,19 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
 
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from diloco._errors import describe_tensor
+from diloco._meeting import Meeting, gather
 from diloco._native import _C
-from diloco._rank_group import Meeting, gather
+from diloco._process_groups import Group, group_of
 from diloco._sharded import is_sharded, local
 from diloco.parameters import Parameter
 
-# A group of ranks; None: the default group, if it has more than one; False: this process alone.
-Ranks: TypeAlias = ProcessGroup | bool | None
+# A group of ranks; None: the default group, if there is one; False: this process alone.
+Ranks: TypeAlias = Group | Literal[False] | None
 Box: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # offset and shape of what a rank holds
 
 
@@ -37,11 +39,11 @@ class Island:
     talk: ProcessGroup  # for what is said in Python, between two steps
 
     def from_leader(self, value: Any) -> Any:
-        """Rank 0's value, on all ranks. Collective."""
+        """Rank 0's value, on all ranks, as gather() gives it. Collective."""
         return self.gather(value if self.rank == 0 else None)[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, by rank, on all ranks. Collective."""
+        """Every rank's value, by rank, on all ranks: what JSON can say, tuples as lists. Collective."""
         with _all_come("save and load its state"):
             return gather(self.talk, value)
 
@@ -59,29 +61,18 @@ def _all_come(what: str) -> Iterator[None]:
         ) from error
 
 
-def group_of(ranks: Ranks) -> ProcessGroup | None:
-    """The island's process group; None if this process is a learner by itself."""
-    if ranks is False:
+def _group(ranks: Ranks) -> ProcessGroup | None:
+    """None if this process is a learner by itself."""
+    if ranks is False or (ranks is None and not dist.is_initialized()):
         return None
-    if ranks is None or ranks is True:
-        if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
-            return None
-        return dist.group.WORLD
-    outside: object = dist.GroupMember.NON_GROUP_MEMBER
-    if ranks is outside:
-        raise ValueError("island: this process is not in the group that was passed; pass the one it belongs to")
-    if not isinstance(ranks, ProcessGroup):
-        raise TypeError(
-            f"island: expected a process group, None (the default group) or False, got {type(ranks).__name__}; "
-            "of a device mesh pass mesh.get_group()"
-        )
-    return ranks if dist.get_world_size(ranks) > 1 else None
+    group = group_of("island", ranks, "None or False")
+    return group if dist.get_world_size(group) > 1 else None
 
 
 def make_island(ranks: Ranks, parameters: list[Parameter], learner_id: str, settings: dict[str, str]) -> Island | None:
     """Collective over the island's ranks. ValueError on all of them, naming the first difference, if they disagree on
     the model or the settings, or if a parameter cannot be taken apart; ConnectionError if they do not all come."""
-    group = group_of(ranks)
+    group = _group(ranks)
     if group is None:
         for parameter in parameters:
             if is_sharded(parameter.tensor) and parameter.tensor.device_mesh.size() > 1:  # type: ignore[attr-defined]
@@ -105,14 +96,9 @@ def _agree(group: ProcessGroup, parameters: list[Parameter], learner_id: str, se
     except ValueError as error:
         fault = str(error)  # told to all, or they would wait for this rank
     shapes = [list(parameter.tensor.shape) for parameter in parameters]
-    mine = _Description(
-        fault,
-        [(p.name, tuple(p.tensor.shape), str(p.tensor.dtype)) for p in parameters],
-        settings,
-        tuple(boxes),
-        learner_id,
-    )
-    everybody: list[_Description] = gather(talk, mine)
+    tensors = [[parameter.name, describe_tensor(parameter.tensor)] for parameter in parameters]
+    mine = _Description(fault, tensors, settings, tuple(boxes), learner_id)
+    everybody = [_Description.of(sent) for sent in gather(talk, asdict(mine))]
     _check_agreement(everybody)
 
     kinds = list(dict.fromkeys(each.boxes for each in everybody))  # in rank order
@@ -134,11 +120,18 @@ def _agree(group: ProcessGroup, parameters: list[Parameter], learner_id: str, se
 
 @dataclass(frozen=True)
 class _Description:
+    """What a rank tells the others of itself."""
+
     fault: str | None
-    tensors: list[tuple[str, tuple[int, ...], str]]
+    tensors: list[list[str]]  # name, dtype and shape
     settings: dict[str, str]
     boxes: tuple[Box, ...]
     learner_id: str
+
+    @classmethod
+    def of(cls, sent: dict[str, Any]) -> _Description:
+        """JSON has no tuples."""
+        return cls(**sent | {"boxes": tuple((tuple(offset), tuple(shape)) for offset, shape in sent["boxes"])})
 
 
 def box_of(parameter: Parameter) -> Box:
@@ -192,8 +185,8 @@ def _check_agreement(everybody: list[_Description]) -> None:
         for mine, theirs in zip(first.tensors, other.tensors, strict=False):
             if mine != theirs:
                 raise ValueError(
-                    f"the ranks of this island disagree on the model: rank 0 has '{mine[0]}' ({mine[2]} {mine[1]}) "
-                    f"where rank {rank} has '{theirs[0]}' ({theirs[2]} {theirs[1]}); build the same model on all ranks"
+                    f"the ranks of this island disagree on the model: rank 0 has '{mine[0]}' ({mine[1]}) where "
+                    f"rank {rank} has '{theirs[0]}' ({theirs[1]}); build the same model on all ranks"
                 )
         raise ValueError(
             f"the ranks of this island disagree on the model: rank 0 synchronises {len(first.tensors)} parameters, "

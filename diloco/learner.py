@@ -18,6 +18,7 @@ from diloco._goodput import describe, goodput, lost_share
 from diloco._late_load import warn_of_late_loads
 from diloco._native import _C
 from diloco._replaced import Watch
+from diloco._sharded import whole
 from diloco.island import Island, Ranks, make_island
 from diloco.parameters import Named, Parameter, collect, notice_buffers, repeatable
 
@@ -49,9 +50,9 @@ class Learner:
             DILOCO_LEDGER_DIR, then none.
         give_up_after_s: raise ConnectionError after so long without a syncer; 0 = never, train on alone.
         join_timeout_s: how long the constructor waits for the global weights; an unreachable syncer ends the wait.
-        island: the process group whose ranks train one copy of the model together and are this learner; all of them
-            make it, step it and close it. Default: the default group, where torch.distributed has more than one rank.
-            False: this process is a learner by itself.
+        island: the process group, or one dimension of a device mesh, whose ranks train one copy of the model together
+            and are this learner; all of them make it, step it and close it. Default: the default group, where
+            torch.distributed has more than one rank. False: this process is a learner by itself.
         settings: names of the settings table. They live on the syncer; one given here must equal the syncer's, or
             the learner is refused, naming both.
 
@@ -309,16 +310,21 @@ class Learner:
         self._calls.clear()
         return calls
 
-    def anchor_state_dict(self, *, aliases: bool = True) -> dict[str, Tensor]:
+    def anchor_state_dict(self, *, aliases: bool = True, full: bool = False) -> dict[str, Tensor]:
         """The global weights as this learner last received them (at first: as they were when it was made), copied.
 
-        Has every name of every synchronised tensor; buffers and frozen tensors are not in it. The names of a tied
-        tensor share one tensor, as in the model's state_dict, so torch.save keeps one copy. Without `aliases` each is
-        there once, under its first name, as safetensors wants it.
+        Has every synchronised tensor under the names that the model's state_dict has without wrappers; buffers and
+        frozen tensors are not in it. The names of a tied tensor share one tensor, so torch.save keeps one copy. Without
+        `aliases` each is there once, under its first name, as safetensors wants it.
+
+        In an island a DTensor has this rank's part, and no rank waits for another. `full`: whole tensors on the CPU in
+        place of DTensors; all ranks of an island call it together, and the same comes out on each.
         """
         out: dict[str, Tensor] = {}
         for index, parameter in enumerate(self._parameters):
             values = parameter.as_parameter(self._c.anchor(index, parameter.real))
+            if full:
+                values = whole(values)
             for name in (parameter.name, *parameter.aliases) if aliases else (parameter.name,):
                 out[name] = values
         return out

@@ -29,13 +29,12 @@ def flatten(stats: Mapping[str, Any], status: Mapping[str, Any] | None = None, *
 
     The keys are the same for every learner, setting and state; what a learner has none of is 0. Docs: operations.md.
     """
-    versions = [n for _, n in stats.get("versions", ())]
-    goodput = stats.get("goodput", {})
-    discarded = stats.get("discarded", {})
+    versions = [n for _, n in stats["versions"]]
+    goodput, discarded = stats["goodput"], stats["discarded"]
     out: Metrics = {f"train/{name}": float(value) for name, value in train.items()}
     for name in ("steps", "tokens"):
         out[f"train/{name}"] = float(stats[name])
-        out[f"train/total_{name}"] = float(stats.get(f"total_{name}", stats[name]))
+        out[f"train/total_{name}"] = float(stats[f"total_{name}"])
     for name in _OUTER:
         out[f"outer/{name}"] = float(stats.get(name, 0))
     out["outer/version_min"] = float(min(versions, default=0))
@@ -46,7 +45,7 @@ def flatten(stats: Mapping[str, Any], status: Mapping[str, Any] | None = None, *
     for reason in _REASONS:
         out[f"sync/discarded_{reason}"] = float(discarded.get(reason, 0))
     for name in _GOODPUT:
-        out[f"goodput/{name}"] = float(goodput.get(name, 0))
+        out[f"goodput/{name}"] = float(goodput[name])
     out["goodput/fraction"] = _ratio(out["goodput/compute_s"], out["goodput/wall_s"])
     return out if status is None else out | _of_syncer(status)
 

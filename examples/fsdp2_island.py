@@ -46,12 +46,6 @@ def sharded(net: Net) -> Net:
     return net
 
 
-def global_weights(optimizer: diloco.DiLoCoOptimizer) -> dict[str, torch.Tensor]:
-    """What a run is for, whole on every rank. Called on all ranks: their parts are put together."""
-    parts = optimizer.learner.anchor_state_dict()
-    return {name: part.full_tensor() for name, part in parts.items()}
-
-
 def train(run: common.Run) -> None:
     rank = distributed.get_rank()
     torch.manual_seed(0)
@@ -71,7 +65,8 @@ def train(run: common.Run) -> None:
             optimizer.step()
             if rank == 0:
                 run.report(loss.item(), optimizer.stats())
-        weights, sent = global_weights(optimizer), optimizer.stats()["bytes_out"] / 2**20
+        weights = optimizer.learner.anchor_state_dict(full=True)  # what a run is for; made by all ranks together
+        sent = optimizer.stats()["bytes_out"] / 2**20
     whole = Net()
     whole.load_state_dict(weights)
     print(

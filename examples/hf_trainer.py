@@ -63,7 +63,7 @@ with tempfile.TemporaryDirectory() as folder:
     learner = join(trainer, run.syncer, learner_id=run.learner_id)
     trainer.train()
 
-    # What a run is for: the global weights, as this learner last received them, in a model of the usual form.
+    # What a run is for: the global weights, as this learner last received them, in a folder of the usual form.
     unwrapped = trainer.accelerator.unwrap_model(trainer.model)
-    unwrapped.load_state_dict(learner.optimizer.learner.anchor_state_dict(), strict=False)
-    unwrapped.save_pretrained(folder)
+    weights = unwrapped.state_dict() | learner.optimizer.learner.anchor_state_dict()
+    unwrapped.save_pretrained(folder, state_dict=weights)

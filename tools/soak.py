@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from diloco.demo.report import machine, software
+from diloco._report import machine, software
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / os.environ.get("DILOCO_BUILD_DIR", f"build/{sys.implementation.cache_tag}")

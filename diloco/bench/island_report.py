@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+from diloco._report import common
 from diloco.bench.island_rank import LAYERS, VARIANTS, width_of
 from diloco.bench.islands import FRAGMENTS, SYNC_EVERY, TURN, Measured, Options
-from diloco.demo.report import common
 
 SCHEMA = "diloco.bench.islands.1"
 MIB = 1 << 20
@@ -25,8 +25,7 @@ def build(options: Options, measured: list[Measured], command: str) -> dict[str,
     islands = [island(one) for one in measured]
     checks = memory_checks(islands)
     return {
-        **common(command, options.seed),
-        "schema": SCHEMA,
+        **common(SCHEMA, command, options.seed),
         "ok": all(check["ok"] for check in checks.values()),
         "checks": checks,
         "parameters": LAYERS * width_of(options.parameters) ** 2,

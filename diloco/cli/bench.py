@@ -48,9 +48,9 @@ def run_islands(
     ranks: list[int] | None, shardings: list[str], million: float, steps: int, seed: int, json_file: str | None
 ) -> int:
     """0: measured; 1: memory is not shared out as promised, or a rank failed; 2: an argument that cannot work."""
+    from diloco._report import why_unwritable
     from diloco.bench import island_report
     from diloco.bench.islands import BenchError, Options, measure_all
-    from diloco.demo.report import why_unwritable
 
     if json_file and json_file != "-" and (reason := why_unwritable(json_file)):
         return _fail(f"--json {json_file} cannot be written: {reason}; choose another file", 2)

@@ -21,16 +21,16 @@ def run_doctor(
     json_file: str | None,
 ) -> int:
     """Exit status: 0 ready; 1 not; 2 bad arguments or a FILE that cannot be written."""
-    from diloco.demo.report import common, why_unwritable
+    from diloco._report import common, why_unwritable
     from diloco.doctor import LearnerSide, SyncerSide, check_learner, check_syncer
+    from diloco.doctor.report import SCHEMA
 
     if json_file and json_file != "-" and (reason := why_unwritable(json_file)):
         return _fail(f"cannot write --json {json_file}: {reason}; choose a file in a folder you may write")
     if syncer is not None and (bind is not None or insecure or setting or config or learners):
         return _fail(
             "--syncer looks at a learner's machine; --bind, --insecure, --setting, --config and --learners belong to "
-            "the "
-            "syncer's machine: give either"
+            "the syncer's machine: give either"
         )
     if syncer is None and step_s:
         return _fail("--step-s is about a learner: give --syncer HOST:PORT too")
@@ -46,7 +46,7 @@ def run_doctor(
         return _fail(str(error))
     print("\n".join(report.lines()), file=sys.stderr if json_file == "-" else sys.stdout)
     if json_file:
-        values = {**common(" ".join(["diloco", *sys.argv[1:]]), 0), **report.values()}
+        values = {**common(SCHEMA, " ".join(["diloco", *sys.argv[1:]]), 0), **report.values()}
         text = json.dumps(values, indent=1) + "\n"
         if json_file == "-":
             sys.stdout.write(text)

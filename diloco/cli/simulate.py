@@ -56,7 +56,7 @@ def run(
 ) -> int:
     """The command. 0: nothing was violated; 1: something was, or it was slower than `floor`; 2: bad arguments."""
     from diloco._native import _C
-    from diloco.demo.report import why_unwritable
+    from diloco._report import why_unwritable
 
     try:
         if shrink and json_file == "-":
@@ -124,10 +124,10 @@ def add(total: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
 
 def with_origin(report: dict[str, Any], mode: str) -> dict[str, Any]:
     """With the keys every report has."""
-    from diloco.demo.report import common
+    from diloco._report import common
 
-    origin = common(" ".join(["diloco", *sys.argv[1:]]), report["seed"])
-    return {**origin, **report, "schema": SCHEMA, "mode": mode}
+    origin = common(SCHEMA, " ".join(["diloco", *sys.argv[1:]]), report["seed"])
+    return {**origin, **report, "mode": mode}
 
 
 def histogram(counts: dict[str, int]) -> str:

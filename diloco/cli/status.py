@@ -17,7 +17,7 @@ def show_status(syncer: str, json_file: Path | None, timeout_s: float) -> int:
     """Exit status: 0; 1 if nobody answers; 2 for a malformed address or a FILE that cannot be written."""
     to_stdout = json_file is not None and str(json_file) == "-"
     import diloco
-    from diloco.demo.report import why_unwritable
+    from diloco._report import why_unwritable
 
     # Refused before anything is asked.
     if json_file is not None and not to_stdout and (reason := why_unwritable(str(json_file))):

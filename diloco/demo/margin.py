@@ -7,6 +7,7 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from diloco._report import common
 from diloco.demo import report
 from diloco.demo.experiment import run_experiment
 from diloco.demo.table import make_screen
@@ -35,7 +36,7 @@ def measure_margin(options: DemoOptions, folder: Path) -> int:
     )
     if options.json:
         command = f"{options.command()} --margin-seeds {options.margin_seeds}"
-        whole = {**report.common(command, options.seed), "steps": options.step_count(), **values}
+        whole = {**common(report.SCHEMA, command, options.seed), "steps": options.step_count(), **values}
         Path(options.json).write_text(json.dumps(report.finite(whole), indent=1) + "\n", encoding="utf-8")
     return 0 if values["ratio"] >= LEAST_RATIO else 1
 

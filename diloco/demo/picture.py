@@ -133,7 +133,7 @@ def timeline(axis: Any, record: Record) -> None:
     for row, name in enumerate(names):
         colour = COLOURS[row % len(COLOURS)]
         for life in record.lives_of(name):
-            end = life_end(life, record)
+            end = life_end(life)
             begin = life.joined_s if life.joined_s is not None else end
             axis.barh(row, end - life.started_s, left=life.started_s, height=0.56, color=colour, alpha=0.08, lw=0)
             axis.barh(row, end - begin, left=begin, height=0.56, color=colour, alpha=0.22, lw=0)
@@ -174,7 +174,7 @@ def label_of(record: Record, name: str) -> str:
     return name if slowdown == 1 else f"{name} ({slowdown:g}x slower)"
 
 
-def life_end(life: Life, record: Record) -> float:
+def life_end(life: Life) -> float:
     if life.ended_s is not None:
         return life.ended_s
     return life.steps[-1].t if life.steps else life.started_s

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
-import platform
-import subprocess
-from pathlib import Path
 from typing import Any
 
+from diloco._report import common
 from diloco.demo.checks import (
     Check,
     blocked_share,
@@ -23,75 +20,12 @@ from diloco.demo.record import Record
 SCHEMA = "diloco.demo.1"
 
 
-def why_unwritable(path: str) -> str:
-    """The reason, or "". Leaves no file behind and an existing one as it is."""
-    if path == "-":
-        return "standard output has the progress"
-    existed = Path(path).exists()
-    try:
-        with open(path, "ab"):
-            pass
-    except OSError as error:
-        return str(error.strerror)
-    if not existed:
-        Path(path).unlink()
-    return ""
-
-
-def common(command: str, seed: int) -> dict[str, Any]:
-    """The keys of every report: schema, command, commit, machine, seed, software."""
-    return {
-        "schema": SCHEMA,
-        "command": command,
-        "commit": commit(),
-        "machine": machine(),
-        "seed": seed,
-        "software": software(),
-    }
-
-
-def commit() -> str:
-    """Of the checkout the package runs from; "" when it is installed from a wheel."""
-    folder = Path(__file__).resolve().parents[2]
-    if not (folder / ".git").exists():
-        return ""
-    try:
-        run = subprocess.run(
-            ["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return run.stdout.strip() if run.returncode == 0 else ""
-
-
-def machine() -> dict[str, Any]:
-    cpu = platform.processor() or platform.machine()
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                cpu = line.split(":", 1)[1].strip()
-                break
-    except OSError:
-        pass
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
-    return {"cpu": cpu, "cores": cores, "memory_bytes": memory, "os": f"{platform.system()} {platform.release()}"}
-
-
-def software() -> dict[str, str]:
-    import torch
-
-    import diloco
-
-    return {"diloco": diloco.__version__, "python": platform.python_version(), "torch": torch.__version__}
-
-
 def build(record: Record, checks: list[Check], command: str) -> dict[str, Any]:
     """The whole report as JSON values."""
     kill = record.kill
     overhead, error = paired_overhead(record.paired)
     report = {
-        **common(command, record.seed),
+        **common(SCHEMA, command, record.seed),
         "ok": all(check.ok for check in checks),
         "checks": {c.name: {"ok": c.ok, "value": c.value, "limit": c.limit, "text": c.text} for c in checks},
         "loss": {

@@ -12,11 +12,12 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from diloco._report import why_unwritable
 from diloco.demo import picture, report
 from diloco.demo.cluster import DemoError
 from diloco.demo.plan import LEAST_STEPS, QUICK_STEPS, STEPS
@@ -53,7 +54,7 @@ def problem_with(options: DemoOptions) -> str:
     if options.picture and (reason := picture.why_unknown(options.picture)):
         return f"--picture {options.picture}: {reason}"
     for name, path in (("--json", options.json), ("--picture", options.picture)):
-        reason = report.why_unwritable(path) if path else ""
+        reason = why_unwritable(path) if path else ""
         if reason:
             return f"{name} {path} cannot be written: {reason}; choose another file"
     return ""
@@ -138,7 +139,3 @@ def write(values: dict[str, Any], record: Any, options: DemoOptions) -> None:
     if options.picture:
         picture.draw(record, options.picture)
         print(f"picture: {options.picture}")
-
-
-def with_seed(options: DemoOptions, seed: int) -> DemoOptions:
-    return replace(options, seed=seed, margin_seeds=0)

@@ -36,8 +36,8 @@ class LearnerSide:
 
 
 def check_learner(asked: LearnerSide) -> Report:
-    """Every check in turn; one that needs what an earlier one did not get is skipped. ValueError: malformed "
-    "address."""
+    """Every check in turn; one that needs what an earlier one did not get is skipped. ValueError: malformed
+    address."""
     return _Learner(asked).run()
 
 
@@ -48,9 +48,8 @@ class _Learner:
         host, port = _C.parse_endpoint(asked.syncer).removeprefix("tcp://").rsplit(":", 1)
         if host in ("*", "0.0.0.0") or port == "0":
             raise ValueError(
-                f"--syncer: expected the address that learners connect to, such as 10.0.0.1:29400, got "
-                f"'{asked.syncer}', "
-                "one to listen on"
+                "--syncer: expected the address that learners connect to, such as 10.0.0.1:29400, got "
+                f"'{asked.syncer}', one to listen on"
             )
         self.host, self.port = host, int(port)
         self.address = f"{host}:{port}"
@@ -93,8 +92,7 @@ class _Learner:
                 "address",
                 "note",
                 f"{text}: loopback, this machine itself (a line in /etc/hosts?); a syncer on another host is not "
-                f"reached "
-                "by that name, give its address",
+                "reached by that name, give its address",
                 addresses=addresses,
             )
         else:
@@ -131,8 +129,7 @@ class _Learner:
         if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
             return (
                 f"{where}no answer within {duration(took)}: the host is down or a firewall drops the packets; only "
-                f"this "
-                "port of the syncer's host has to be open, to TCP connections from here",
+                "this port of the syncer's host has to be open, to TCP connections from here",
                 f"ping -c 3 {self.host}",
             )
         return (
@@ -228,8 +225,8 @@ class _Learner:
             "link",
             "ok",
             f"up {bit_rate(link.up_bytes_per_s)}, down {bit_rate(link.down_bytes_per_s)} over one connection, round "
-            f"trip "
-            f"{duration(link.round_trip_s)}; measured with {size(link.up_bytes)} and {size(link.down_bytes)}{waited}",
+            f"trip {duration(link.round_trip_s)}; measured with {size(link.up_bytes)} and "
+            f"{size(link.down_bytes)}{waited}",
             up_bytes_per_s=link.up_bytes_per_s,
             down_bytes_per_s=link.down_bytes_per_s,
             round_trip_s=link.round_trip_s,
@@ -253,7 +250,8 @@ class _Learner:
             raise Wrong(f"--model {self.asked.model}: {error}") from None
         text = _describe(self.specs)
         if difference:
-            file = " (a file does not tell which tensors are trained)" if os.path.isfile(self.asked.model) else ""
+            from_file = os.path.isfile(self.asked.model)
+            file = " (a file need not tell which tensors are trained or tied; a function does)" if from_file else ""
             raise Wrong(
                 f"{difference}; every learner of a run trains the same model (for another model start another "
                 f"syncer){file}",
@@ -268,11 +266,9 @@ class _Learner:
         budget, _ = _C.memory_budget(self.specs, settings, self.staging_bytes, 1)
         have = self.asked.memory()
         text = (
-            f"{size(budget.usual())} of host memory most of the time (anchors {size(budget.anchors)}, staged and "
-            f"sent copies "
-            f"{size(budget.copies)}, arriving {size(budget.arriving)}), at most {size(budget.most())}, beside the "
-            f"model and "
-            f"its optimizer; {size(have.available)} are available, bound by {have.bound}"
+            f"{size(budget.usual())} of host memory most of the time (anchors {size(budget.anchors)}, staged and sent "
+            f"copies {size(budget.copies)}, arriving {size(budget.arriving)}), at most {size(budget.most())}, beside "
+            f"the model and its optimizer; {size(have.available)} are available, bound by {have.bound}"
         )
         values: dict[str, Any] = {
             "usual_bytes": budget.usual(),

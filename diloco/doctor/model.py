@@ -13,10 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from diloco.doctor.report import Wrong
-from diloco.parameters import Spec, clean_names, specs
+from diloco.parameters import Spec, specs
 
 _FORM = "expected module:function, which returns a torch.nn.Module, or a .safetensors or torch file of a state_dict"
-_SAFETENSORS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
+_SAFETENSORS = {
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+}
 _STATISTICS = ("running_mean", "running_var")
 
 
@@ -59,7 +65,8 @@ def _specs_of_module(model: object, text: str) -> list[Spec]:
 
 
 def _safetensors(path: Path) -> dict[str, Tensor]:
-    """Nothing is read but the names: on the meta device."""
+    """Nothing is read but the names: on the meta device. Other names of a tensor are there as save_model() of
+    safetensors notes them; save_pretrained() of transformers does not."""
     try:
         safe_open = importlib.import_module("safetensors").safe_open
     except ImportError as error:
@@ -72,6 +79,9 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
                 if part.get_dtype() in _SAFETENSORS:
                     dtype = _SAFETENSORS[part.get_dtype()]
                     tensors[name] = torch.empty(part.get_shape(), dtype=dtype, device="meta")
+            for alias, name in (file.metadata() or {}).items():
+                if name in tensors:
+                    tensors[alias] = tensors[name]
     except Exception as error:
         raise Wrong(f"--model {path}: {_FORM}; it cannot be read: {error}") from error
     return tensors
@@ -89,17 +99,12 @@ def _torch_file(path: Path) -> dict[str, Tensor]:
 
 
 def _specs_of_state(tensors: Mapping[str, Tensor], path: Path) -> list[Spec]:
-    """A file does not tell what is trained: all floating-point tensors but running statistics."""
-    names = [name for name, tensor in tensors.items() if tensor.is_floating_point() and not name.endswith(_STATISTICS)]
-    if not names:
+    """A file does not tell what is trained: all floating-point and complex tensors but running statistics."""
+    trained = {
+        name: tensor.requires_grad_()
+        for name, tensor in tensors.items()
+        if (tensor.is_floating_point() or tensor.is_complex()) and not name.endswith(_STATISTICS)
+    }
+    if not trained:
         raise Wrong(f"--model {path}: {_FORM}; it has no floating-point tensor")
-    found: dict[object, Spec] = {}
-    for clean, name in zip(clean_names(names), names, strict=True):
-        tensor = tensors[name]
-        tied = not tensor.is_meta and tensor.numel() > 0
-        key = (tensor.data_ptr(), tensor.shape, tensor.stride()) if tied else name
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        known = found.setdefault(key, (clean, list(tensor.shape), dtype, []))
-        if known[0] != clean:
-            known[3].append(clean)
-    return list(found.values())
+    return specs(trained)

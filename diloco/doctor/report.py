@@ -78,7 +78,6 @@ class Report:
     def values(self) -> dict[str, Any]:
         checks = [{"name": c.name, "state": c.state, "text": c.text, **c.values} for c in self.checks]
         return {
-            "schema": SCHEMA,
             "side": self.side,
             "ready": self.ready,
             "verdict": self.verdict,

@@ -129,8 +129,7 @@ class _Syncer:
             "reach",
             "note",
             f"learners dial {where}: open that TCP port, and no other, in the firewall. --insecure means no "
-            f"encryption and "
-            "no keys: whoever reaches it can read the weights and take part",
+            "encryption and no keys: whoever reaches it can read the weights and take part",
             loopback=False,
         )
 
@@ -179,8 +178,7 @@ class _Syncer:
         if limit < needed:
             raise Wrong(
                 f"expected room for {needed} open descriptors (max_learners = {learners}: 2 connections each, and "
-                f"others), "
-                f"got a limit of {limit}; raise it, or lower max_learners to "
+                f"others), got a limit of {limit}; raise it, or lower max_learners to "
                 f"{max(1, (limit - 64 - _OTHER_DESCRIPTORS) // 2)}",
                 next=f"ulimit -n {needed}",
                 needed=needed,
@@ -227,16 +225,14 @@ class _Syncer:
         )
         if budget.least > payload:
             raise Wrong(
-                f"expected payload_memory_bytes of at least {budget.least}, got {payload}: learners would be "
-                f"refused; raise it "
-                f"or num_fragments. {text}",
+                f"expected payload_memory_bytes of at least {budget.least}, got {payload}: learners would be refused; "
+                f"raise it or num_fragments. {text}",
                 **values,
             )
         if base + budget.least > have.available:
             raise Wrong(
                 f"expected at least {size(base + budget.least)} available, got {size(have.available)}: {text}; free "
-                f"memory, "
-                "raise that bound, or take another machine",
+                "memory, raise that bound, or take another machine",
                 **values,
             )
         tight = budget.comfortable > payload or base + min(payload, budget.comfortable) > have.available

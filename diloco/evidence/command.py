@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from diloco.demo.report import why_unwritable
+from diloco._report import why_unwritable
 from diloco.evidence.check import check
 from diloco.evidence.page import page
 from diloco.evidence.report import build, write

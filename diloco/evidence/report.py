@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from diloco.demo.report import common
+from diloco._report import common
 from diloco.evidence.runner import seeds_of
 from diloco.evidence.stats import LEVEL
 from diloco.evidence.table import Claim, Results, Table
@@ -18,8 +18,7 @@ DIGITS = 8  # significant ones of what is recorded
 
 def build(parts: list[tuple[Table, Results]], seeds: int, wall_s: float, command: str) -> dict[str, Any]:
     return {
-        **common(command, 0),
-        "schema": SCHEMA,
+        **common(SCHEMA, command, 0),
         "seeds": seeds,
         "wall_s": round(wall_s, 1),
         "level": LEVEL,

@@ -69,8 +69,8 @@ class DiLoCoCallback(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if len(trainer.optimizers) != 1:
             raise ValueError(
-                f"expected one optimizer from configure_optimizers(), got {len(trainer.optimizers)}; a learner is one "
-                "optimizer: give all parameters to one, as parameter groups"
+                f"expected one optimizer from configure_optimizers(), got {len(trainer.optimizers)}; give all "
+                "parameters to one, as parameter groups, or return a DiLoCoOptimizer over a list of them"
             )
         made = trainer.optimizers[0]
         if isinstance(made, DiLoCoOptimizer):

@@ -10,7 +10,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from island_task import OPTIMIZERS, Here, backward, full, held, make_model, program, same, say, shard, tokens_of_rank
+from safetensors.torch import save_model
+from torch import nn
 from torch.distributed.checkpoint import state_dict as dcp_state
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
 
 import diloco
@@ -215,3 +219,46 @@ def loads(path: str, syncer: str) -> None:
     except ConnectionError as error:
         say("alone", text=str(error))
         os._exit(0)
+
+
+class Tied(nn.Module):
+    """7 rows and 5 columns do not divide by 2. It has a frozen tensor and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.inner, self.head = nn.Embedding(7, 5), nn.Linear(5, 5), nn.Linear(5, 7, bias=False)
+        self.head.weight = self.embed.weight
+        self.frozen = nn.Parameter(torch.ones(5), requires_grad=False)
+        self.register_buffer("runs", torch.ones(3))
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.inner(self.embed(words))) * self.frozen)
+
+
+@program
+def exported(how: str, syncer: str, path: str) -> None:
+    """All ranks train on the same words. The global weights as each rank has them, and whole in a file of rank 0's."""
+    torch.manual_seed(0)
+    model: Any = Tied()
+    if how == "ddp":
+        model = DistributedDataParallel(model)
+    elif how == "fsdp":
+        fully_shard(model)
+    else:  # some tensors sharded, some not
+        fully_shard(model.inner)
+    inner = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, foreach=False)
+    with diloco.DiLoCoOptimizer(inner, model, syncer, learner_id="a", tokens=lambda: 7) as opt:
+        for _ in range(6):
+            opt.zero_grad()
+            nn.functional.cross_entropy(model(torch.arange(7)), torch.arange(7).roll(1)).backward()
+            opt.step()
+        parts, whole = opt.learner.anchor_state_dict(), opt.learner.anchor_state_dict(full=True)
+    torch.save(whole, f"{path}.{Here.rank}")
+    options = dcp_state.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    own = dcp_state.get_model_state_dict(model, options=options)
+    if Here.rank == 0:
+        plain = Tied()
+        plain.load_state_dict(own | whole)
+        save_model(plain, path)
+    tied = [one["head.weight"] is one["embed.weight"] for one in (parts, whole)]
+    say("done", kinds={name: type(tensor).__name__ for name, tensor in parts.items()}, tied=tied)

@@ -214,7 +214,7 @@ def odd_model(case: str, mesh: Any) -> list[tuple[str, nn.Parameter]]:
 
 @program
 def refusals(cases: list[str], syncer: str) -> None:
-    """Each of them is refused; a good learner is made afterwards."""
+    """Each of them is refused; a good learner is made afterwards, of the ranks of a mesh."""
     mesh = init_device_mesh("cpu", (Here.ranks,))
     for case in cases:
         options: dict[str, Any] = {}
@@ -224,7 +224,9 @@ def refusals(cases: list[str], syncer: str) -> None:
         elif case == "nonsense":
             options = {"island": "all"}
         elif case == "mesh":
-            options = {"island": mesh}
+            options = {"island": init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "model"))}
+        elif case == "true":
+            options = {"island": True}
         elif case == "stranger":
             options = {"island": dist.new_group([0])}
         elif case == "dtensor_alone":
@@ -235,7 +237,7 @@ def refusals(cases: list[str], syncer: str) -> None:
             say("refused", case=case, type=type(error).__name__, text=str(error))
         else:
             say("refused", case=case, type="nothing", text="")
-    with diloco.Learner(make_model(), syncer) as learner:
+    with diloco.Learner(make_model(), syncer, island=mesh) as learner:
         learner.step(1)
         say("done", stats=learner.stats())
 

@@ -457,10 +457,17 @@ class Tied(nn.Module):
 
 
 def test_models_from_files(tmp_path: Path) -> None:
-    save_file = pytest.importorskip("safetensors.torch").save_file
+    safetensors = pytest.importorskip("safetensors.torch")
     torch.save(Tied().state_dict(), tmp_path / "tied.pt")
     assert _C.layout_difference(load_specs(str(tmp_path / "tied.pt")), specs(Tied())) == ""
-    save_file(small_model().state_dict(), tmp_path / "small.safetensors")
+    safetensors.save_model(Tied(), tmp_path / "tied.safetensors")
+    assert _C.layout_difference(load_specs(str(tmp_path / "tied.safetensors")), specs(Tied())) == ""
+    filters = nn.ParameterDict({"filter": nn.Parameter(torch.ones(3, dtype=torch.complex64))})
+    torch.save(filters.state_dict(), tmp_path / "complex.pt")
+    safetensors.save_file(filters.state_dict(), tmp_path / "complex.safetensors")
+    for name in ("complex.pt", "complex.safetensors"):
+        assert load_specs(str(tmp_path / name)) == specs(filters) == [("filter", [3, 2], "float32", [])]
+    safetensors.save_file(small_model().state_dict(), tmp_path / "small.safetensors")
     loaded = load_specs(str(tmp_path / "small.safetensors"))
     assert _C.layout_difference(loaded, specs(small_model())) == ""
     assert fingerprint(loaded) == fingerprint(load_specs(MODEL)) == fingerprint(load_specs(MODEL)[::-1])

@@ -143,6 +143,21 @@ def test_sigterm_ends_in_a_goodbye(syncer: Callable[..., Any]) -> None:
     s.wait_for("leave")
 
 
+def test_several_optimizers_are_one_if_the_module_wraps_them(nobody: str) -> None:
+    class Wrapped(Module):
+        def configure_optimizers(self) -> Any:
+            matrices, vectors = ([p for p in self.parameters() if p.dim() == n] for n in (2, 1))
+            inner = [torch.optim.SGD(matrices, lr=0.1), torch.optim.AdamW(vectors, lr=0.01)]
+            return diloco.DiLoCoOptimizer(inner, self, nobody)
+
+    module = Wrapped()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    callback = DiLoCoCallback()
+    fit(callback, module=module)
+    assert callback.optimizer.stats()["steps"] == 20
+    assert not any(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+
+
 def test_refuses_what_cannot_be_one_learner(nobody: str) -> None:
     class Two(Module):
         def configure_optimizers(self) -> Any:

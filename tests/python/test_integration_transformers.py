@@ -1,18 +1,23 @@
-"""join(trainer): a Hugging Face Trainer as a learner, from its first step to a resumed run (field cases F019, F021)."""
+"""join(trainer): a Hugging Face Trainer as a learner, from its first step to a resumed run; the global weights as its
+library loads them (field cases F019, F021, F122)."""
 
 from __future__ import annotations
 
+import json
 import logging
+import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from framework_learner import BATCH, WithLoss, rows
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
 from toys import alone
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 import diloco
 from diloco.integrations.transformers import DiLoCoCallback, join
@@ -139,6 +144,83 @@ def test_unwraps_and_saves(make: Callable[..., Trainer], tmp_path: Path) -> None
     saved = load_file(tmp_path / "model" / "model.safetensors")
     assert saved.keys() == expected.keys()
     assert all(torch.equal(saved[name], values) for name, values in expected.items())
+
+
+# ---- F122: a model of transformers with tied embeddings ----
+
+UNIQUE = 97 * 8 + 16 * 8 + (12 * 8 * 8 + 13 * 8) + 2 * 8  # elements, the tied ones once
+
+
+def gpt2() -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    config = GPT2Config(vocab_size=97, n_positions=16, n_embd=8, n_layer=1, n_head=2, **ends)
+    model = GPT2LMHeadModel(config)
+    model.transformer.wpe.weight.requires_grad_(False)  # only this learner has it
+    assert model.lm_head.weight is model.transformer.wte.weight
+    return model
+
+
+def into_one_buffer(model: torch.nn.Module) -> torch.Tensor:
+    """Every parameter is a view of it from now on."""
+    parameters = list(model.parameters())
+    buffer = torch.cat([p.detach().reshape(-1) for p in parameters])
+    for p, part in zip(parameters, buffer.split([p.numel() for p in parameters]), strict=True):
+        p.data = part.view_as(p)
+    return buffer
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+def names_and_bytes(path: Path) -> tuple[set[str], int]:
+    blob = path.read_bytes()
+    length = struct.unpack("<Q", blob[:8])[0]
+    return set(json.loads(blob[8 : 8 + length])) - {"__metadata__"}, len(blob) - 8 - length
+
+
+@pytest.mark.parametrize("how", ["plain", "views of one buffer", "wrapped"])
+def test_global_weights_are_a_file_of_transformers(
+    how: str, tmp_path: Path, one_rank: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In mid-run, from a model that goes on: what was merged, with the learner's own frozen tensor."""
+    model = gpt2()
+    own = set(model.state_dict())
+    buffer = into_one_buffer(model) if how == "views of one buffer" else None
+    given: Any = model
+    if how == "wrapped":
+        given = torch.compile(DistributedDataParallel(model))
+    words = torch.arange(32).reshape(2, 16)
+    inner = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    with alone(sync_every=4) as syncer, diloco.DiLoCoOptimizer(inner, given, syncer.endpoint, tokens=lambda: 32) as opt:
+        for _ in range(6):
+            opt.zero_grad()
+            model(input_ids=words, labels=words).loss.backward()
+            opt.step()
+        received = opt.learner.anchor_state_dict()
+        model.save_pretrained(tmp_path / "learner", state_dict=model.state_dict() | received)
+        merged = syncer.weights()
+        model.save_pretrained(tmp_path / "syncer", state_dict=model.state_dict() | merged)
+        trained = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        opt.step()
+        assert opt.stats()["contributions_merged"] == 1
+    assert "weights were loaded into a model that is in a run" not in caplog.text
+    assert set(received) == set(merged) == own - {"transformer.wpe.weight"}
+    for source in ("learner", "syncer"):
+        file = tmp_path / source / "model.safetensors"
+        assert names_and_bytes(file) == (own - {"lm_head.weight"}, 4 * UNIQUE)
+        loaded = GPT2LMHeadModel.from_pretrained(tmp_path / source)
+        assert loaded.lm_head.weight is loaded.transformer.wte.weight
+        for name, tensor in loaded.state_dict().items():
+            assert torch.equal(tensor, merged.get(name, trained[name])), name
+    assert not torch.equal(merged["lm_head.weight"], trained["lm_head.weight"])  # two steps since the merge
+    if buffer is not None:
+        assert buffer.numel() == UNIQUE
+        assert all(p.untyped_storage().data_ptr() == buffer.data_ptr() for p in model.parameters())
 
 
 def test_optimizers_argument_and_callback_by_hand(

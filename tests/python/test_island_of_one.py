@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from toys import QUICK, snapshot
 
 import diloco
+from diloco._meeting import Meeting, gather
 
 
 @pytest.fixture
@@ -20,6 +21,15 @@ def one_rank(tmp_path: Path) -> Iterator[None]:
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     distributed.destroy_process_group()
+
+
+def test_ranks_tell_each_other_nothing_that_could_be_executed(one_rank: None) -> None:
+    talk = Meeting(distributed.group.WORLD).group("talk", [0])
+    value = {"names": ["ä", "\ud800"], "numbers": [1, 0.1, -(2**70), float("inf")], "yes": True, "nothing": None}
+    assert gather(talk, value) == [value]
+    assert gather(talk, (1, (2, 3))) == [[1, [2, 3]]]
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        gather(talk, Path)
 
 
 def test_fsdp2_on_one_rank_is_a_learner(one_rank: None) -> None:

@@ -16,14 +16,15 @@ Start = Callable[..., Job]
 # type and words on every rank; {here}: this rank
 REFUSED: dict[str, tuple[str, str]] = {
     "partial": ("ValueError", r"rank 0: parameter 'w' has the placement Partial.*expected Shard or Replicate"),
-    "shape": ("ValueError", r"disagree on the model: rank 0 has '2.weight' \(torch.float32 \(5, 33\)\) where rank 1 has"
-              r" '2.weight' \(torch.float32 \(5, 34\)\); build the same model on all ranks"),
+    "shape": ("ValueError", r"disagree on the model: rank 0 has '2.weight' \(float32 \(5, 33\)\) where rank 1 has"
+              r" '2.weight' \(float32 \(5, 34\)\); build the same model on all ranks"),
     "name": ("ValueError", r"rank 0 has '2.weight' .* where rank 1 has 'other'"),
-    "dtype": ("ValueError", r"rank 0 has '2.weight' \(torch.float32 .* where rank 1 has '2.weight' \(torch.bfloat16"),
+    "dtype": ("ValueError", r"rank 0 has '2.weight' \(float32 .* where rank 1 has '2.weight' \(bfloat16"),
     "count": ("ValueError", r"rank 0 synchronises 6 parameters, rank 1 5; build the same model on all ranks"),
     "setting": ("ValueError", r"disagree on setting 'sync_every': rank 0 has 4, rank 1 has 5; give all ranks the same"),
-    "nonsense": ("TypeError", r"island: expected a process group, None \(the default group\) or False, got str"),
-    "mesh": ("TypeError", r"got DeviceMesh; of a device mesh pass mesh.get_group\(\)"),
+    "nonsense": ("TypeError", r"island: expected a process group, one dimension of .* mesh, None or False; got str"),
+    "true": ("TypeError", r"island: expected a process group, .* None or False; got bool"),
+    "mesh": ("ValueError", r"island: expected one dimension of a device mesh, got all 2 \(\('data', 'model'\)\); name"),
     "dtensor_alone": ("ValueError", r"parameter '0.weight' is a DTensor; .*do not pass island=False"),
 }  # fmt: skip
 
@@ -33,7 +34,8 @@ def refusals(ranks: Start) -> Iterator[Job]:
     with dead_address() as address:
         job = ranks("refusals", 2, cases=[*REFUSED, "stranger"], syncer=address)
         yield job
-        assert [one["stats"]["steps"] for one in job.finish()] == [1, 1]  # the ranks are still together
+        found = [(one["stats"]["ranks"], one["stats"]["steps"]) for one in job.finish()]
+        assert found == [(2, 1), (2, 1)]  # the ranks are still together
 
 
 @pytest.mark.parametrize("case", REFUSED)

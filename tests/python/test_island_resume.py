@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from island_checkpoints import CUT, STEPS
+from island_checkpoints import CUT, STEPS, Tied
 from island_ranks import Job
 from island_task import BATCH
 from lives import ALONE, syncer
+from safetensors.torch import load_model
 from toys import QUICK
 
 Start = Callable[..., Job]
@@ -124,3 +125,27 @@ def test_what_each_rank_must_load(ranks: Start, tmp_path: Path, nobody: str) -> 
     assert error["type"] == "FileNotFoundError"
     assert str(tmp_path / "x.1") in error["text"]
     assert "a rank of this island has ended" in job.wait("alone", errors=False)["text"]
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp", "mixture"])
+def test_global_weights_of_an_island_are_whole_in_a_file(ranks: Start, tmp_path: Path, how: str) -> None:
+    """F122: DTensors as the model has them, or whole on all ranks, ties kept; one file for any loader."""
+    path = str(tmp_path / "x")
+    with syncer(**ALONE) as running:
+        reports = ranks("exported", 2, how=how, syncer=running.endpoint, path=path).finish()
+        merged = running.weights()
+        assert running.status()["rounds_merged"] == 1
+    sharded = {"ddp": (), "fsdp": merged.keys(), "mixture": ("inner.weight", "inner.bias")}[how]
+    for rank, done in enumerate(reports):
+        assert done["tied"] == [True, True]
+        assert done["kinds"] == {name: "DTensor" if name in sharded else "Tensor" for name in merged}
+        whole = torch.load(f"{path}.{rank}", weights_only=True)
+        assert whole.keys() == merged.keys()
+        assert all(torch.equal(whole[name], tensor) for name, tensor in merged.items())
+    fresh = Tied()
+    load_model(fresh, path)
+    assert fresh.head.weight is fresh.embed.weight
+    for name, tensor in fresh.state_dict().items():
+        assert torch.equal(tensor, merged.get(name, torch.ones_like(tensor))), name
+    unique = 4 * (7 * 5 + 5 * 5 + 5 + 5 + 3)
+    assert unique < Path(path).stat().st_size < unique + 1024

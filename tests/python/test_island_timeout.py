@@ -35,6 +35,6 @@ def test_a_silent_rank_is_an_error_after_the_timeout_of_the_group(
         rank.wait_for("made")
     failed = ranks[0].wait_for("failed", timeout_s=60)  # torch's own default is half an hour
     assert failed["text"].startswith("island: rank 0 of 2: all_reduce failed, a rank of the group has ended or is late")
-    # Gloo's words for it; which of them depends on what it looks at first, the wait or the pair that the wait has closed.
+    # Gloo's words for it; which of them depends on what it looks at first, the wait or the pair that it has closed.
     assert "4000ms" in failed["text"] or "timeout" in failed["text"]
     assert failed["text"].endswith("end all ranks, start them again and resume from a checkpoint")

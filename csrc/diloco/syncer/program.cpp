@@ -30,8 +30,8 @@ constexpr int kTroubleAtStart = 1;
 
 // Variables of this project that are no settings.
 const std::vector<std::string> kOtherVariables = {
-    "DILOCO_BUILD_DIR", "DILOCO_CI",       "DILOCO_LEARNER_ID", "DILOCO_LEDGER_DIR", "DILOCO_LOG_LEVEL",
-    "DILOCO_SANITIZE",  "DILOCO_SOAK",     "DILOCO_SYNCER",     "DILOCO_TEST_KEEP",  "DILOCO_VERSION"};
+    "DILOCO_BUILD_DIR", "DILOCO_LEARNER_ID", "DILOCO_LEDGER_DIR", "DILOCO_LOG_LEVEL",
+    "DILOCO_SANITIZE",  "DILOCO_SOAK",       "DILOCO_SYNCER"};
 const std::vector<std::string> kLevels = {"debug", "info", "warning", "error"};
 
 struct Arguments {

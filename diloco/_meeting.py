@@ -1,11 +1,10 @@
-"""Process groups of an island's own, on the CPU: their collectives mix with nobody else's, and only their members make
-them. torch's new_group() wants every process of the job, or the same number of groups known to each member.
+"""Process groups that ranks make for themselves, on the CPU: their collectives mix with nobody else's, and only members
+make them. torch's new_group() wants every process of the job, or the same number of groups known to each member.
 """
 
 from __future__ import annotations
 
 import json
-import pickle
 import time
 import uuid
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ class Meeting:
 
     def __init__(self, group: ProcessGroup) -> None:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self._timeout = timeout_of(group)
+        self._timeout = _timeout_of(group)
         members = dist.get_process_group_ranks(group)
         self._store = PrefixStore("diloco/" + "_".join(map(str, members)), _job_store())
         name = self._call() if self.rank == 0 else self._answer()
@@ -90,13 +89,14 @@ class _Patience:
 
 
 def gather(group: ProcessGroup, value: Any) -> list[Any]:
-    """Every rank's value, by rank. Collective; RuntimeError if a rank is gone."""
-    data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    """Every rank's value, by rank: what JSON can say, in which there is no code. Tuples arrive as lists. Collective;
+    RuntimeError if a rank is gone."""
+    data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     sizes = [int(size) for size in _all_gather(group, torch.tensor([len(data)]))]
     padded = torch.zeros(max(sizes), dtype=torch.uint8)
     padded[: len(data)] = data
     rows = _all_gather(group, padded)
-    return [pickle.loads(row[:size].numpy().tobytes()) for row, size in zip(rows, sizes, strict=True)]
+    return [json.loads(row[:size].numpy().tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
 
 def _all_gather(group: ProcessGroup, tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -110,7 +110,7 @@ def _job_store() -> Store:
     return store
 
 
-def timeout_of(group: ProcessGroup) -> timedelta:
+def _timeout_of(group: ProcessGroup) -> timedelta:
     for device in group._device_types:
         options = getattr(group._get_backend(device), "options", None)
         timeout: timedelta | None = getattr(options, "_timeout", None)
