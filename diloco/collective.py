@@ -117,6 +117,9 @@ class CollectiveLearner(Learner):
         """The rank's account: state, steps, tokens, merges, versions, bytes, and time spent in here and waiting."""
         return {"learner_id": self.learner_id, "rank": self.rank, "ranks": self.ranks, **self._counts()}
 
+    def _cannot_grow(self) -> str:
+        return "in collective mode the ranks cannot add parameters"
+
     def _waited_s(self, stats: dict[str, Any]) -> float:
         return float(stats["waited_s"])
 

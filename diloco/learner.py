@@ -214,10 +214,17 @@ class Learner:
 
         The run takes them once another learner has added the same ones (the only learner's at once); until then, and
         where nobody else does, this learner trains them alone, and the log says so. What a learner has added must be
-        in the model from the start in its next life. ValueError in an island, whose ranks cannot do this together.
+        in the model from the start in its next life. ValueError in an island or in collective mode, whose ranks cannot
+        do this together.
         """
+        if why := self._cannot_grow():
+            raise ValueError(f"add_parameters: {why}; make a new learner of the whole model on every rank")
         known = {id(parameter.tensor) for parameter in self._parameters}
         self._add([p for p in collect(repeatable(named_parameters)) if id(p.tensor) not in known])
+
+    def _cannot_grow(self) -> str:
+        """"" or why."""
+        return "the ranks of an island cannot add parameters" if self._island is not None else ""
 
     def _add(self, parameters: list[Parameter]) -> None:
         if not parameters:

@@ -160,19 +160,19 @@ class DiLoCoOptimizer(Optimizer):
             id(p): name for group in groups for p, name in zip(group["params"], group.get("param_names", ()), strict=False)
         }
         new = [p for p in tensors if id(p) not in self._names]
-        found = added(self._model, new, given, learner._parameters) if learner._island is None else []
+        why = learner._cannot_grow()
+        found = [] if why else added(self._model, new, given, learner._parameters)
         learner._add(found)
         self._names |= {id(parameter.tensor): parameter.name for parameter in found}
         alone = [p for p in new if id(p) not in self._names]
         self._alone |= {id(p) for p in alone}
         if alone:
-            why = "they have no name in the model" if learner._island is None else "an island cannot add parameters"
             logger.warning(
-                "[%s] %d parameter(s) that were added or unfrozen are trained by this learner alone (%s); to synchronise "
-                "them, close this optimizer and wrap the inner one again on every learner",
+                "[%s] %d parameter(s) that were added or unfrozen are trained by this process alone (%s); to synchronise "
+                "them, close this optimizer and wrap the inner one again, everywhere",
                 learner.learner_id,
                 len(alone),
-                why,
+                why or "they have no name in the model",
             )
 
     # ---- stepping ----

@@ -199,7 +199,7 @@ def test_added_group_takes_the_inner_defaults(caplog: pytest.LogCaptureFixture) 
         opt.add_param_group({"params": head.parameters()})
         assert inner.param_groups[1]["lr"] == 0.05
         assert inner.param_groups[1]["momentum"] == 0.9
-        assert "2 trainable parameter(s) that this learner trains alone" in caplog.text
+        assert "2 parameter(s) that were added or unfrozen are trained by this process alone" in caplog.text
         before = head.weight.detach().clone()
         opt.zero_grad()
         head(model(torch.randn(4, 6))).sum().backward()

@@ -15,10 +15,15 @@ void LearnerCore::Impl::on_grow(const Grow& grow) {
   if (!plan) layout = options.layout;
   for (auto& link : links) {
     if (link.down() || link.state == ShardLink::State::kConnecting) continue;  // the HELLO to come says it
-    const bool told = std::exchange(link.told_away, true);  // nobody is away
-    lose(link, "the model has grown", true);
-    link.told_away = told;
+    greet_again(link);
   }
+}
+
+// Nobody is away.
+void LearnerCore::Impl::greet_again(ShardLink& link) {
+  const bool told = std::exchange(link.told_away, true);
+  lose(link, "the model or the run has grown", true);
+  link.told_away = told;
 }
 
 // How many tensors of ours the run should have: as many as there were at the beginning, or after a growth.

@@ -193,6 +193,7 @@ struct LearnerCore::Impl {
 
   // learner_growth.cpp
   void on_grow(const Grow& grow);
+  void greet_again(ShardLink& link);
   std::size_t tensors_of(const Welcome& welcome) const;
   void take_plan(const Welcome& welcome);
 

@@ -155,7 +155,10 @@ void LearnerCore::Impl::on_frame(const ChannelFrame& frame) {
     const auto reject = decode_reject(frame.payload, &why);
     return refuse(reject ? *reject : Reject{"malformed", "the syncer refused this learner without a readable reason"});
   }
-  if (header.type == MessageType::kRehello) return lose(link, "it asks for a new greeting", true);
+  if (header.type == MessageType::kRehello) {
+    const bool may_have_grown = layout.tensors.size() < options.layout.tensors.size();
+    return may_have_grown ? greet_again(link) : lose(link, "it asks for a new greeting", true);
+  }
   if (header.shard != link.shard) {
     return broken(link, header.type, fmt::format("it is of shard {}, this is the connection to shard {}", header.shard,
                                                  link.shard));

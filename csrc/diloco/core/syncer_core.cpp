@@ -205,7 +205,7 @@ void SyncerCore::Impl::on_tick() {
     if (now >= pending.deadline) expired.push_back(pending);
   }
   for (const auto& pending : expired) resolve_pending(pending.probed, false);
-  grow_if_agreed();
+  grow_if_agreed(0);
   if (elect_at && now >= *elect_at) elect_anchors();
 
   const auto clock = clock_now();

@@ -97,8 +97,8 @@ bool SyncerCore::Impl::alone(const Session& session) const {
   });
 }
 
-// A learner that has added what another one has, too.
-void SyncerCore::Impl::grow_if_agreed() {
+// The sessions that brought it about are told so by their next WELCOME, `greeted` by the one that is being made.
+bool SyncerCore::Impl::grow_if_agreed(SessionId greeted) {
   for (auto& [id, session] : sessions) {
     if (session.control == 0 || session.beyond.empty() || session.fragments < plan.size()) continue;
     std::vector<SessionId> agreed;
@@ -107,16 +107,16 @@ void SyncerCore::Impl::grow_if_agreed() {
     }
     if (agreed.size() < 2 && !alone(session)) continue;
     const std::vector<TensorSpec> tensors = session.beyond;
-    if (!grow(tensors)) {
-      for (const SessionId one : agreed) sessions.at(one).beyond.clear();
-      return;
-    }
-    for (const SessionId one : agreed) {  // their next WELCOME has it
+    const bool taken = grow(tensors);
+    for (const SessionId one : agreed) {
+      sessions.at(one).beyond.clear();
+      if (!taken || one == greeted) continue;
       send(sessions.at(one).control, MessageType::kRehello, &sessions.at(one), {});
       end_session(one, "the run has grown", true);
     }
-    return;
+    return taken;
   }
+  return false;
 }
 
 // False if its rounds could not end in the memory there is.

@@ -247,7 +247,7 @@ struct SyncerCore::Impl {
   std::uint32_t known_fragments(const Hello& hello, const Fit& fit) const;
   void say_fit(const std::string& learner, const Fit& fit);
   bool alone(const Session& session) const;
-  void grow_if_agreed();
+  bool grow_if_agreed(SessionId greeted);
   bool grow(const std::vector<TensorSpec>& tensors);
   bool added(FragmentId fragment) const { return !extents.empty() && fragment >= extents.front().fragments; }
   bool enough_have(FragmentId fragment) const;

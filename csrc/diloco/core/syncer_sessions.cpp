@@ -213,7 +213,7 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
       return reject(peer, "layout", error.what());
     }
   }
-  const Fit fits = fit(hello);
+  Fit fits = fit(hello);
   if (!fits.difference.empty()) {
     return reject(peer, "layout", fits.difference + "; every learner of a run trains the same model (for another "
                                       "model start another syncer)");
@@ -244,6 +244,9 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
   session.steps = hello.steps;
   session.tokens = hello.tokens;
   session.last_step = now;
+  session.fragments = fits.fragments;
+  session.beyond = fits.beyond;
+  if (grow_if_agreed(id)) fits = fit(hello);
   session.fragments = account.fragments = fits.fragments;
   session.beyond = fits.beyond;
   session.adopted.resize(plan.size());

@@ -176,6 +176,28 @@ TEST(Plan, RefusesZeroFragmentsAndBadLayouts) {
   EXPECT_THROW(make_plan({{tensor("a", {-3})}}, Fragmenter::kLayer, 1), ConfigError);
 }
 
+TEST(GrowPlan, WhatIsThereStaysAndTheRestGetsFragmentsOfItsSize) {
+  Layout layout = of_sizes({8, 7, 6, 5});
+  const Plan before = make_plan(layout, Fragmenter::kBalanced, 2);  // 13 elements each
+  for (const std::int64_t size : {9, 9, 9, 9}) {
+    layout.tensors.push_back(tensor(fmt::format("new.{}", layout.tensors.size()), {size}));
+  }
+  const Plan grown = grow_plan(before, layout, Fragmenter::kBalanced);
+  ASSERT_EQ(grown.size(), 5u);  // 36 elements: three fragments of at most 13, as far as tensors allow
+  EXPECT_EQ(grown.fragments[0], before.fragments[0]);
+  EXPECT_EQ(grown.fragments[1], before.fragments[1]);
+  EXPECT_EQ(refusal(grown, layout), "");
+  EXPECT_EQ(first_of(grown, 2), before);
+  EXPECT_EQ(first_of(grown, 5), grown);
+  // The schedule of what is there stays, too; what is added follows it.
+  EXPECT_EQ(grown.cycle(), before.cycle());
+  layout.tensors.push_back(tensor("tail", {}));
+  const Plan again = grow_plan(grown, layout, Fragmenter::kBalanced);
+  EXPECT_EQ(again.size(), 6u);
+  EXPECT_EQ(again.cycle(), before.cycle());
+  EXPECT_EQ(first_of(again, 5), grown);
+}
+
 TEST(CheckPlan, FindsWhatIsWrong) {
   const Layout layout = of_sizes({4, 2});
   EXPECT_EQ(refusal({{{{0}, 4, 0}, {{1}, 2, 0}}}, layout), "");

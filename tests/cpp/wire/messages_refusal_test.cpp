@@ -47,8 +47,9 @@ TEST(WireRefusal, EveryMissingKeyIsNamed) {
     if (kind.name == "STEP") continue;
     const json whole = unpack(kind.sample(random));
     for (const auto& [key, value] : whole.items()) {
-      // Said by islands only.
+      // Said by islands only, or of what has grown.
       const std::string name = kind.name + "." + key;
+      if (name == "HELLO.grown_from" || name == "WELCOME.began_with") continue;
       if (name == "HELLO.ranks" || name == "PULL.step" || name == "PULL.base" || name == "BEGIN.step") continue;
       json without = whole;
       without.erase(key);
@@ -165,6 +166,21 @@ TEST(WireRefusal, AdoptedAndMergedToDisagree) {
 }
 
 // One more outer step, or one more life of the syncer, must not wrap to 0.
+TEST(WireRefusal, Growth) {
+  json hello = hello_json();
+  for (const json& sizes : {json{0}, json{2}, json{1, 1}, json{7}}) {
+    hello["grown_from"] = sizes;
+    expect_refused(decode_hello, pack(hello), "expected ascending sizes below that of the layout, 2");
+  }
+  hello["grown_from"] = {1};
+  EXPECT_EQ(decode_hello(as_bytes(pack(hello)), nullptr).value().grown_from, (std::vector<std::uint32_t>{1}));
+  json welcome = welcome_json();
+  for (const unsigned number : {0u, 2u, 9u}) {
+    welcome["began_with"] = number;
+    expect_refused(decode_welcome, pack(welcome), "the plan has 2 fragments");
+  }
+}
+
 TEST(WireRefusal, NumbersThatCountingOnWouldWrap) {
   json hello = hello_json();
   hello["highest_epoch"] = ~0ull;

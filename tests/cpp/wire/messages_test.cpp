@@ -34,6 +34,7 @@ TEST(WireMessages, HelloKeepsEveryField) {
     EXPECT_EQ(back.software, m.software);
     EXPECT_EQ(back.highest_epoch, m.highest_epoch);
     EXPECT_TRUE(back.layout == m.layout);
+    EXPECT_EQ(back.grown_from, m.grown_from);
     EXPECT_EQ(back.adopted, m.adopted);
     EXPECT_EQ(back.merged_to, m.merged_to);
     EXPECT_EQ(back.settings, m.settings);
@@ -76,6 +77,16 @@ TEST(WireMessages, HelloOfAnIslandHasAPartOfEveryTensorAndSensibleNumbers) {
   EXPECT_NE(refused([](Hello& m) { m.part.emplace_back(); }).find("part has"), std::string::npos);
   EXPECT_NE(refused([](Hello& m) { m.part[0] = {{1}, {1, 2}, false}; }).find("part[0].shape has 2 entries, expected 1"),
             std::string::npos);
+}
+
+TEST(WireMessages, WhatNeverGrewSaysNothingOfIt) {
+  Random random(16);
+  Hello hello = any_hello(random);
+  hello.grown_from.clear();
+  EXPECT_EQ(encode(hello).find("grown_from"), std::string::npos);
+  Welcome welcome = any_welcome(random);
+  welcome.plan.began_with = 0;
+  EXPECT_EQ(encode(welcome).find("began_with"), std::string::npos);
 }
 
 TEST(WireMessages, WelcomeKeepsEveryField) {

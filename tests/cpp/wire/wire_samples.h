@@ -101,6 +101,9 @@ inline Hello any_hello(Random& random) {
   m.steps = any_uint(random);
   m.clock = any_uint(random);
   m.downlink_credit = any_uint(random);
+  for (std::uint32_t size = 1; size < m.layout.tensors.size(); ++size) {
+    if (below(random, 4) == 0) m.grown_from.push_back(size);
+  }
   if (below(random, 2)) {
     m.parts = static_cast<std::uint32_t>(1 + below(random, 8));
     m.ranks = m.parts + static_cast<std::uint32_t>(1 + below(random, 8));
@@ -117,6 +120,7 @@ inline Welcome any_welcome(Random& random) {
   m.layout = any_layout(random);
   m.plan = any_plan(random, m.layout);
   m.settings = any_settings(random);
+  m.plan.began_with = static_cast<std::uint32_t>(below(random, m.plan.size()));
   for (std::uint32_t p = 0; p < m.plan.size(); ++p) {
     m.versions.push_back(any_version(random));
     m.merged_to.push_back(any_uint(random));
