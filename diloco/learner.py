@@ -223,7 +223,7 @@ class Learner:
         self._add([p for p in collect(repeatable(named_parameters)) if id(p.tensor) not in known])
 
     def _cannot_grow(self) -> str:
-        """"" or why."""
+        """ "" or why."""
         return "the ranks of an island cannot add parameters" if self._island is not None else ""
 
     def _add(self, parameters: list[Parameter]) -> None:

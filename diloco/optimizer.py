@@ -157,7 +157,9 @@ class DiLoCoOptimizer(Optimizer):
         """Tensors that are trained from now on. Those that cannot be synchronised are named in a warning, once."""
         groups = self._inner.param_groups
         given = {
-            id(p): name for group in groups for p, name in zip(group["params"], group.get("param_names", ()), strict=False)
+            id(p): name
+            for group in groups
+            for p, name in zip(group["params"], group.get("param_names", ()), strict=False)
         }
         new = [p for p in tensors if id(p) not in self._names]
         why = learner._cannot_grow()
@@ -168,8 +170,8 @@ class DiLoCoOptimizer(Optimizer):
         self._alone |= {id(p) for p in alone}
         if alone:
             logger.warning(
-                "[%s] %d parameter(s) that were added or unfrozen are trained by this process alone (%s); to synchronise "
-                "them, close this optimizer and wrap the inner one again, everywhere",
+                "[%s] %d parameter(s) that were added or unfrozen are trained by this process alone (%s); to "
+                "synchronise them, close this optimizer and wrap the inner one again, everywhere",
                 learner.learner_id,
                 len(alone),
                 why or "they have no name in the model",

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from toys import LOCKSTEP, QUICK, loss_of, small_model, train_step
 from torch import nn
+from toys import LOCKSTEP, QUICK, loss_of, small_model, train_step
 
 import diloco
 
