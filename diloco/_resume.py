@@ -212,8 +212,9 @@ def _put_back(learner: Learner, state: dict[str, Any], *, certain: bool, nothing
     still = learner._on_all_ranks([torch.equal(a, b) for a, b in zip(now, anchors, strict=True)])
     idle = learner._on_all_ranks([torch.equal(a.to(b), b) for a, b in zip(anchors, weights, strict=True)])
     dropped = []
+    own = set(learner._c.beyond_run())  # nobody merges them
     for index, parameter in enumerate(learner._parameters):
-        if certain and still[index]:
+        if index in own or (certain and still[index]):
             value = weights[index]  # to the bit
         elif certain and nothing_merged:
             value = now[index] + (weights[index] - anchors[index])

@@ -204,8 +204,8 @@ MUTATIONS = [
         "too little is kept staged",
         "arming",
         UPLINK,
-        "if (slots[p].state && slots[p].due <= horizon) armed.insert(p);",
-        "if (slots[p].state && slots[p].due + 2 <= horizon) armed.insert(p);",
+        "if (slots[p].state && session.has(p) && slots[p].due <= horizon) armed.insert(p);",
+        "if (slots[p].state && session.has(p) && slots[p].due + 2 <= horizon) armed.insert(p);",
         ("armed",),
     ),
     Mutation(

@@ -195,6 +195,7 @@ void bind_learner(py::module_& m) {
       .def("join", &join, py::arg("timeout_s"), py::arg("while_waiting"))
       .def("boundary", &boundary, py::arg("tokens"), py::arg("lr"), py::arg("while_waiting"))
       .def("grow", &PyLearner::grow, py::arg("parameters"))
+      .def("beyond_run", [](PyLearner& self) { return self.get().beyond_run(); })
       .def("tokens_under_way", &tokens_under_way, py::arg("while_waiting"))
       .def("close", [](PyLearner& self, double flush_s) { self.get().close(flush_s); }, py::arg("flush_s"), GilFree())
       .def("stats", &stats_dict)

@@ -5,6 +5,8 @@
 
 #include <random>
 #include <stdexcept>
+#include <string_view>
+#include <unordered_set>
 #include <utility>
 #include <variant>
 
@@ -243,6 +245,19 @@ std::string Learner::learner_id() const { return impl_->id; }
 Incarnation Learner::incarnation() const { return impl_->incarnation; }
 
 void Learner::read_anchor(std::uint32_t tensor, float* out) const { impl_->mover.copy_anchor(tensor, out); }
+
+std::vector<std::uint32_t> Learner::beyond_run() const {
+  impl_->check_process("beyond_run()");
+  const std::lock_guard lock(impl_->mutex);
+  std::unordered_set<std::string_view> run;
+  for (const TensorSpec& tensor : impl_->layout().tensors) run.insert(tensor.name);
+  std::vector<std::uint32_t> beyond;
+  const std::vector<TensorSpec>& own = impl_->mover.store().layout().tensors;
+  for (std::uint32_t i = 0; i < own.size() && own.size() > run.size(); ++i) {
+    if (!run.contains(own[i].name)) beyond.push_back(i);
+  }
+  return beyond;
+}
 
 std::string Learner::describe() const {
   impl_->check_process("describe()");

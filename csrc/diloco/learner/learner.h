@@ -88,6 +88,8 @@ class Learner {
   // The tensor (index in the store's layout) as last received from the syncer, or as it was at construction. f32,
   // logical order, numel values. Any thread.
   void read_anchor(std::uint32_t tensor, float* out) const;
+  // Tensors (index in the store's layout) that were added and the run does not have: this learner trains them alone.
+  std::vector<std::uint32_t> beyond_run() const;
   std::string describe() const;  // one paragraph: memory budget, plan, settings
   TransportCounters counters() const;
 

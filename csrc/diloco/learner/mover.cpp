@@ -21,7 +21,7 @@ Mover::Mover(std::shared_ptr<ParameterStore> store) : store_(std::move(store)) {
 std::size_t Mover::grow() {
   const Layout& layout = store_->layout();
   check_layout(layout);
-  const auto known = static_cast<std::uint32_t>(anchor_.size());
+  const auto known = static_cast<std::uint32_t>(anchor_of_.size());
   std::vector<std::uint64_t> offsets;
   std::uint64_t next = 0;
   for (std::uint32_t i = known; i < layout.tensors.size(); ++i) {
@@ -38,8 +38,11 @@ std::size_t Mover::grow() {
   next_scratch_.reset();  // the largest tensor may be another
   sent_scratch_.reset();
   float* first = anchors_.emplace_back(Buffer::make(next * sizeof(float)))->f32();
-  for (const std::uint64_t offset : offsets) anchor_.push_back(first + offset);
-  for (std::uint32_t i = known; i < layout.tensors.size(); ++i) store_->read(i, anchor(i));
+  const std::lock_guard lock(anchor_mutex_);
+  for (std::uint32_t i = known; i < layout.tensors.size(); ++i) {
+    anchor_of_.push_back({first + offsets[i - known], layout.tensors[i].numel()});
+    store_->read(i, anchor(i));
+  }
   return known;
 }
 
@@ -77,9 +80,9 @@ void Mover::read_anchor(const Layout& run, const PayloadLayout& payload, std::ui
 }
 
 void Mover::copy_anchor(std::uint32_t tensor, float* out) {
-  const std::uint64_t numel = store_->layout().tensors.at(tensor).numel();
   const std::lock_guard lock(anchor_mutex_);
-  std::copy_n(anchor(tensor), numel, out);
+  const Anchor& anchor = anchor_of_.at(tensor);
+  std::copy_n(anchor.values, anchor.numel, out);
 }
 
 void Mover::stage(Pieces pieces, std::byte* out) {

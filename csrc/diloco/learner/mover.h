@@ -54,12 +54,16 @@ class Mover {
   void adopt(const AdoptFragment& action, Pieces image, Pieces sent);
 
  private:
-  float* anchor(std::uint32_t tensor) { return anchor_[tensor]; }
+  struct Anchor {
+    float* values = nullptr;
+    std::uint64_t numel = 0;
+  };
+  float* anchor(std::uint32_t tensor) { return anchor_of_[tensor].values; }
   const float* values(const ConstBufferPtr& payload, const Piece& piece, BufferPtr* scratch);
 
   std::shared_ptr<ParameterStore> store_;
   std::unordered_map<std::string, std::uint32_t> index_;  // by name and by alias
-  std::vector<float*> anchor_;                            // per store tensor, in anchors_
+  std::vector<Anchor> anchor_of_;                         // per store tensor, in anchors_
   std::uint64_t largest_ = 0;
   std::vector<BufferPtr> anchors_;                        // one, and one for each growth
   std::mutex anchor_mutex_;
