@@ -44,6 +44,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "soak: uses the fixture `sized`; nobody writes this mark")
 
 
+# Slowest first, so that no worker is left with one of them at the end while the others have nothing to do.
+LONG = ("crash", "examples", "optimizer_exit", "stub", "demo_run", "network", "examples_islands", "cli")
+LONG += ("collective_processes", "simulate", "hosts", "tools", "island_resume", "island_together", "island_restart")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {f"test_{name}": place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """`-m soak` selects the tests that are larger with DILOCO_SOAK=1; their time limit is then larger too."""
     if "sized" in getattr(item, "fixturenames", ()):

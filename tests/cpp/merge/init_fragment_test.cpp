@@ -27,14 +27,14 @@ InitJob job_of(const Layout& layout, const Floats& anchor, WireDtype downlink, O
   return job;
 }
 
-const Layout& model() {
+const Layout& started_model() {
   static const Layout layout = {{tensor("a", {2, 2}, Dtype::kBf16), tensor("b", {3})}};
   return layout;
 }
 
 TEST(InitFragment, ThetaIsTheAnchorAndTheOuterStateZero) {
   const Floats anchor = {1, 2, 3, 4, 0.1f, -0.0f, 1e-40f};
-  const InitResult result = run_init(job_of(model(), anchor, WireDtype::kParam, OuterKind::kNesterov));
+  const InitResult result = run_init(job_of(started_model(), anchor, WireDtype::kParam, OuterKind::kNesterov));
   ASSERT_TRUE(result.finite);
   EXPECT_EQ(result.state->version, (Version{3, 1}));
   EXPECT_EQ(test::bits_of(test::floats_of(*result.state->theta)), test::bits_of(anchor));
@@ -44,12 +44,12 @@ TEST(InitFragment, ThetaIsTheAnchorAndTheOuterStateZero) {
 }
 
 TEST(InitFragment, SgdHasNoOuterState) {
-  EXPECT_EQ(run_init(job_of(model(), Floats(7), WireDtype::kF32, OuterKind::kSgd)).state->outer_state, nullptr);
+  EXPECT_EQ(run_init(job_of(started_model(), Floats(7), WireDtype::kF32, OuterKind::kSgd)).state->outer_state, nullptr);
 }
 
 TEST(InitFragment, RefusesWhatIsNotFiniteHereOrInTheImage) {
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), 3.4e38f}) {
-    const InitResult result = run_init(job_of(model(), Floats(7, bad), WireDtype::kBf16, OuterKind::kSgd));
+    const InitResult result = run_init(job_of(started_model(), Floats(7, bad), WireDtype::kBf16, OuterKind::kSgd));
     EXPECT_FALSE(result.finite);
     EXPECT_EQ(result.state, nullptr);
     EXPECT_EQ(result.image.bytes, nullptr);

@@ -13,12 +13,12 @@ using test::Floats;
 using test::JobBuilder;
 using test::tensor;
 
-Layout model() { return {{tensor("a", {2, 2}), tensor("b", {3})}}; }
+Layout matrix_and_vector() { return {{tensor("a", {2, 2}), tensor("b", {3})}}; }
 
 TEST(RunMergeSafety, AllWeightsZeroMeansNoOuterStep) {
   const Floats theta = {1.5f, -0.0f, 1e-40f, 4, 5, 6, 7};
   const Floats momentum(7, 0.25f);
-  JobBuilder builder(model(), theta, momentum);
+  JobBuilder builder(matrix_and_vector(), theta, momentum);
   builder.nesterov(0.7f, 0.9f).add(Floats(7, 1.0f), 0.0).add(Floats(7, 2.0f), 0.0);
   const MergeResult result = run_merge(builder.job);
   ASSERT_TRUE(result.ok);
@@ -29,7 +29,7 @@ TEST(RunMergeSafety, AllWeightsZeroMeansNoOuterStep) {
 }
 
 TEST(RunMergeSafety, WeightsThatAreNoWeightsAreIgnored) {
-  JobBuilder builder(model(), Floats(7));
+  JobBuilder builder(matrix_and_vector(), Floats(7));
   builder.add(Floats(7, 1.0f), -5.0).add(Floats(7, 2.0f), 1.0);
   builder.add(Floats(7, 3.0f), std::numeric_limits<double>::quiet_NaN());
   builder.add(Floats(7, 4.0f), std::numeric_limits<double>::infinity());
@@ -38,7 +38,7 @@ TEST(RunMergeSafety, WeightsThatAreNoWeightsAreIgnored) {
 
 TEST(RunMergeSafety, ATensorWithoutDisplacementStaysBitEqual) {
   const Floats theta = {0.1f, -0.0f, 1e-42f, 3e38f, 5, 6, 7};
-  JobBuilder builder(model(), theta);
+  JobBuilder builder(matrix_and_vector(), theta);
   builder.add({0, 0, 0, 0, 1, 1, 1}, 1.0).add({0, 0, 0, 0, 2, 2, 2}, 1.0);
   const MergeResult result = run_merge(builder.job);
   ASSERT_TRUE(result.ok);
@@ -57,7 +57,7 @@ void expect_refused(const JobBuilder& builder, std::size_t largest) {
 
 TEST(RunMergeSafety, HugeValuesNeverBecomeInf) {
   for (const float huge : {1e38f, std::numeric_limits<float>::max()}) {
-    JobBuilder builder(model(), Floats(7, 3e38f));
+    JobBuilder builder(matrix_and_vector(), Floats(7, 3e38f));
     builder.add(Floats(7, 0.1f), 1.0).add(Floats(7, -huge), 50.0).add(Floats(7, 0.2f), 1.0);
     expect_refused(builder, 1);
   }
@@ -85,7 +85,7 @@ TEST(RunMergeSafety, RandomMagnitudes) {
   std::mt19937_64 engine(1);
   int refused = 0;
   for (int round = 0; round < 500; ++round) {
-    JobBuilder builder(model(), test::random_floats(7, static_cast<std::uint64_t>(round)), Floats(7));
+    JobBuilder builder(matrix_and_vector(), test::random_floats(7, static_cast<std::uint64_t>(round)), Floats(7));
     builder.nesterov(0.7f, 0.9f);
     for (int m = 0; m < 3; ++m) {
       Floats v(7);
@@ -109,7 +109,7 @@ TEST(RunMergeSafety, RandomMagnitudes) {
 TEST(RunMergeSafety, NonFinitePayloads) {
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     for (std::size_t at = 0; at < 7; ++at) {
-      JobBuilder builder(model(), Floats(7));
+      JobBuilder builder(matrix_and_vector(), Floats(7));
       Floats spoiled(7, 1.0f);
       spoiled[at] = bad;
       builder.add(Floats(7, 1e30f), 1.0).add(spoiled, 1.0);
@@ -119,20 +119,20 @@ TEST(RunMergeSafety, NonFinitePayloads) {
 }
 
 TEST(RunMergeSafety, MembersWithoutWeightAreNeverTheOneToDrop) {
-  JobBuilder builder(model(), Floats(7, 3e38f));
+  JobBuilder builder(matrix_and_vector(), Floats(7, 3e38f));
   builder.add(Floats(7, 3e38f), 0.0).add(Floats(7, -2e38f), 1.0);
   expect_refused(builder, 1);
 }
 
 TEST(RunMergeSafety, AMemberWithoutWeightMayBeNan) {
-  JobBuilder builder(model(), Floats(7));
+  JobBuilder builder(matrix_and_vector(), Floats(7));
   builder.add(Floats(7, std::numeric_limits<float>::quiet_NaN()), 0.0).add(Floats(7, 1.0f), 1.0);
   EXPECT_EQ(test::merged_from_zero(builder), Floats(7, 1.0f));
 }
 
 TEST(RunMergeSafety, ContradictorySizesThrow) {
   const auto fresh = [] {
-    JobBuilder builder(model(), Floats(7), Floats(7));
+    JobBuilder builder(matrix_and_vector(), Floats(7), Floats(7));
     builder.nesterov(1.0f, 0.5f).add(Floats(7, 1.0f), 1.0);
     return builder.job;
   };

@@ -16,7 +16,7 @@ const Layout& two_tensors() {
   return layout;
 }
 
-struct Screen : testing::TestWithParam<WireDtype> {
+struct Screen : ::testing::TestWithParam<WireDtype> {
   test::JobBuilder builder{two_tensors(), Floats(7), {}, GetParam()};
 
   ScreenResult of(const Floats& dense) {
@@ -50,7 +50,7 @@ TEST_P(Screen, HugeValuesAreFinite) {
   EXPECT_NEAR(result.norms[0], 2e38, 1e36);
 }
 
-INSTANTIATE_TEST_SUITE_P(Merge, Screen, testing::Values(WireDtype::kF32, WireDtype::kBf16),
+INSTANTIATE_TEST_SUITE_P(Merge, Screen, ::testing::Values(WireDtype::kF32, WireDtype::kBf16),
                          [](const auto& info) { return info.param == WireDtype::kF32 ? "f32" : "bf16"; });
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "diloco/sim/cluster.h"
 
@@ -38,6 +39,11 @@ inline std::size_t merges_with(const Cluster& cluster, const std::string& learne
     for (const auto& member : merge.members) count += member.learner == learner;
   }
   return count;
+}
+
+// What the syncer's status says now.
+inline nlohmann::json status(Cluster& cluster) {
+  return nlohmann::json::parse(cluster.syncer()->status_json(cluster.now()));
 }
 
 }  // namespace diloco::sim

@@ -27,7 +27,7 @@ TEST(Joins, AHundredThatCrashBlockNoQuorum) {
   for (const std::size_t i : {kCrashes + 1, kCrashes + 2}) options.learners[i].start_s = 60.0;
   Cluster cluster(options);
   cluster.run_until(20.0);
-  const auto waiting = [&] { return json::parse(cluster.syncer()->status_json(cluster.now()))["waiting"].get<std::string>(); };
+  const auto waiting = [&] { return status(cluster)["waiting"].get<std::string>(); };
   EXPECT_NE(waiting().find("1 of 2 learners are here (min_quorum)"), std::string::npos) << waiting();
   cluster.kill_learner(0);
   cluster.run_until(25.0);

@@ -9,8 +9,6 @@ namespace {
 
 using nlohmann::json;
 
-json status(Cluster& cluster) { return json::parse(cluster.syncer()->status_json(cluster.now())); }
-
 json learner_of(const json& status, const std::string& id) {
   json found;
   for (const auto& one : status["learners"]) {

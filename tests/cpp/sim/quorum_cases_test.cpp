@@ -29,8 +29,6 @@ std::map<std::string, std::size_t> reasons(const Cluster& cluster) {
   return found;
 }
 
-nlohmann::json status(Cluster& cluster) { return nlohmann::json::parse(cluster.syncer()->status_json(cluster.now())); }
-
 TEST(QuorumCases, AllPresentClosesEarlyWhateverTheGrace) {
   for (const Grace grace : {Grace::kAdaptive, Grace::kFixed}) {
     auto options = cluster_of({1.0, 1.0, 1.0});
