@@ -174,7 +174,7 @@ class DiLoCoOptimizer(Optimizer):
                 "synchronise them, close this optimizer and wrap the inner one again, everywhere",
                 learner.learner_id,
                 len(alone),
-                why or "they have no name in the model",
+                why or "they have no name in the model, or cannot travel",
             )
 
     # ---- stepping ----

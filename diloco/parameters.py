@@ -161,7 +161,7 @@ def of_optimizer(model: Named, optimizer: torch.optim.Optimizer) -> list[Paramet
 
 def added(model: Named, tensors: Iterable[Tensor], given: Mapping[int, str], known: list[Parameter]) -> list[Parameter]:
     """Those of `tensors` that can be synchronised from now on: trainable, not tied to a known one, and named, in the
-    model as it is now or (by id) in `given`. ValueError as collect()."""
+    model as it is now or (by id) in `given`. A warning says which of them cannot travel."""
     pairs = named_tensors(model)
     names: dict[object, list[str]] = {}
     for name, (_, tensor) in zip(clean_names([name for name, _ in pairs]), pairs, strict=True):
@@ -173,7 +173,11 @@ def added(model: Named, tensors: Iterable[Tensor], given: Mapping[int, str], kno
         own = names.get(key) or clean_names([given[id(tensor)]] if id(tensor) in given else [])
         if not own or key in taken or not tensor.requires_grad:
             continue
-        _check_tensor(own[0], tensor)
+        try:
+            _check_tensor(own[0], tensor)
+        except ValueError as error:
+            logger.warning("%s", error)
+            continue
         taken.add(key)
         found.append(Parameter(own[0], tensor, own[1:]))
     return found

@@ -77,8 +77,7 @@ class PyLearner : public Held<Learner> {
   void grow(const std::vector<PyParameter>& parameters) {
     std::vector<NamedParameter> named = named_parameters(parameters);
     const py::gil_scoped_release release;
-    store_->append(std::move(named));
-    learner_->grow();
+    learner_->grow([&] { store_->append(std::move(named)); });
   }
 
  private:

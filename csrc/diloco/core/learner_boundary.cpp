@@ -114,8 +114,8 @@ void LearnerCore::Impl::on_stages_done() {
 bool LearnerCore::Impl::must_hold(FragmentId p) const {
   const LearnerFragment& fragment = fragments[p];
   const bool here = fragment.ready && !island();  // in an island it is here when all ranks have it
-  return settings.mode == Mode::kLockstep && adopts_on_schedule(fragment) && !here && !fragment.readopt && !rejected &&
-         !gave_up && !closing;
+  return settings.mode == Mode::kLockstep && serves(link_of(p), p) && adopts_on_schedule(fragment) && !here &&
+         !fragment.readopt && !rejected && !gave_up && !closing;
 }
 
 bool LearnerCore::Impl::wants_adoption(FragmentId p) const {
@@ -329,6 +329,7 @@ void LearnerCore::Impl::on_adopts_done() {
 
 void LearnerCore::Impl::report(ShardLink& link) {
   if (!link.up()) return;
+  std::erase_if(link.unreported, [&](const Adopted& one) { return !serves(link, one.fragment); });  // of another session
   send(link, Channel::kControl, MessageType::kStep, encode(Step{clock, steps, tokens, link.unreported}));
   link.unreported.clear();
 }

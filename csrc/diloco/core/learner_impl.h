@@ -194,8 +194,11 @@ struct LearnerCore::Impl {
   // learner_growth.cpp
   void on_grow(const Grow& grow);
   void greet_again(ShardLink& link);
-  std::size_t tensors_of(const Welcome& welcome) const;
+  Layout own_part_of(const Welcome& welcome) const;
   void take_plan(const Welcome& welcome);
+  void say_alone(const Welcome& welcome);
+  void say_layout(Hello& hello) const;
+  bool has_grown() const { return !growths.empty() || !run_grown_from.empty(); }
 
   // learner_island.cpp
   bool island() const { return options.island.has_value(); }
@@ -213,6 +216,7 @@ struct LearnerCore::Impl {
     std::uint64_t tokens = 0, steps = 0;  // so far
   };
   std::vector<Growth> growths;
+  std::vector<std::uint32_t> run_grown_from;  // sizes of `layout` before each growth of the run
   TimePoint now = 0.0;
   bool started = false;  // `now` has been told
   std::vector<LearnerAction> actions;

@@ -66,8 +66,7 @@ void LearnerCore::Impl::say_hello(ShardLink& link) {
   hello.pid = options.pid;
   hello.software = options.software;
   hello.highest_epoch = link.epoch;
-  hello.layout = options.layout;
-  for (const Growth& growth : growths) hello.grown_from.push_back(growth.from);
+  say_layout(hello);
   hello.settings = options.insisted_settings;
   hello.tokens = tokens;
   hello.steps = steps;
@@ -229,8 +228,7 @@ void LearnerCore::Impl::on_message(ShardLink& link, const ChannelFrame& frame) {
 // other one is here with the old ones.
 std::string LearnerCore::Impl::welcome_difference(const ShardLink& link, const Welcome& welcome,
                                                   const Settings& theirs) const {
-  Layout own = options.layout;
-  own.tensors.resize(tensors_of(welcome));
+  const Layout own = own_part_of(welcome);
   if (const auto difference = first_difference(own, welcome.layout); !difference.empty()) {
     return links.size() == 1 ? difference : fmt::format("shard {}: {}", link.shard, difference);
   }
@@ -239,8 +237,9 @@ std::string LearnerCore::Impl::welcome_difference(const ShardLink& link, const W
   };
   constexpr const char* kDo = "give all shards of a run the same settings and start this learner again";
   if (plan) {
-    const std::uint32_t both = growths.empty() ? plan->size() : std::min(plan->size(), welcome.plan.size());
-    const Plan theirs_first = growths.empty() ? welcome.plan : first_of(welcome.plan, both);
+    const bool fixed = growths.empty() && run_grown_from.empty();
+    const std::uint32_t both = fixed ? plan->size() : std::min(plan->size(), welcome.plan.size());
+    const Plan theirs_first = fixed ? welcome.plan : first_of(welcome.plan, both);
     if (const auto difference = first_difference(first_of(*plan, both), layout, theirs_first, welcome.layout);
         !difference.empty()) {
       if (link.session_epoch > 0) {

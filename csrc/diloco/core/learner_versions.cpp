@@ -18,8 +18,9 @@ void LearnerCore::Impl::say_versions(const ShardLink& link, const Welcome& welco
     }
   } missing, rolled_back, gone_on;
   for (FragmentId p = 0; p < fragments.size(); ++p) {
+    if (!serves(link, p)) continue;
     const Version here = fragments[p].adopted, there = welcome.versions[p];
-    if (!serves(link, p) || here.none() || here == there) continue;
+    if (here.none() || here == there) continue;
     // The same n in a later epoch: these very weights, which a syncer without state has had back from somebody.
     if (there.none()) missing.add(p, here, there);
     else if (there.n < here.n) rolled_back.add(p, here, there);

@@ -54,7 +54,7 @@ SyncerCore::Impl::Fit SyncerCore::Impl::fit(const Hello& hello) const {
   // What it began with must be in the run; what it added later need not.
   const bool from_the_start = begin == 0 && !fit.beyond.empty();
   const bool may_grow = options.shards == 1 && hello.ranks == 1;
-  if (fit.tensors == 0 || from_the_start || (!may_grow && (!fit.beyond.empty() || fit.tensors < layout->tensors.size()))) {
+  if (fit.tensors == 0 || from_the_start || (!may_grow && !fit.beyond.empty())) {
     fit.difference = first_difference(hello.layout, *layout);
   }
   std::sort(fit.beyond.begin(), fit.beyond.end(),
@@ -90,6 +90,7 @@ void SyncerCore::Impl::say_fit(const std::string& learner, const Fit& fit) {
 // Nobody else is here, or has been lately: who is only reconnecting has a say.
 bool SyncerCore::Impl::alone(const Session& session) const {
   constexpr Seconds kLatelyS = 60.0;
+  if (epoch > 1 && now < started + kLatelyS) return false;  // those of an earlier life may be on their way
   return std::none_of(accounts.begin(), accounts.end(), [&](const auto& entry) {
     const Account& other = entry.second;
     return other.learner != session.account->learner && !superseded.contains(entry.first) && !other.tombstoned &&
@@ -105,7 +106,10 @@ bool SyncerCore::Impl::grow_if_agreed(SessionId greeted) {
     for (const auto& [other, one] : sessions) {
       if (one.control != 0 && one.fragments == plan.size() && one.beyond == session.beyond) agreed.push_back(other);
     }
-    if (agreed.size() < 2 && !alone(session)) continue;
+    const bool was_in_the_run = std::any_of(agreed.begin(), agreed.end(), [this](SessionId one) {
+      return sessions.at(one).beyond_adopted;
+    });
+    if (agreed.size() < 2 && !was_in_the_run && !alone(session)) continue;
     const std::vector<TensorSpec> tensors = session.beyond;
     const bool taken = grow(tensors);
     for (const SessionId one : agreed) {
@@ -126,7 +130,16 @@ bool SyncerCore::Impl::grow(const std::vector<TensorSpec>& tensors) {
   layout->tensors.insert(layout->tensors.end(), tensors.begin(), tensors.end());
   plan = grow_plan(plan, *layout, settings.fragmenter);
   fill_slots();
-  if (const auto text = memory_short(live_sessions()); !text.empty()) {
+  // Rounds of what was added may stay open while too few are here that have it: the others need their memory beside it.
+  std::uint64_t needed = settings.min_quorum * largest_contribution();
+  for (FragmentId p = extents.front().fragments; p < plan.size(); ++p) {
+    needed += settings.min_quorum * slots[p].contribution.bytes;
+  }
+  auto text = memory_short(live_sessions());
+  if (text.empty() && needed > options.payload_memory_bytes) {
+    text = fmt::format("it needs {} bytes for contributions, payload_memory_bytes are {}", needed, options.payload_memory_bytes);
+  }
+  if (!text.empty()) {
     log(LogLevel::kError, fmt::format("the run cannot take {}: {}", names_of(tensors), text));
     layout = layout_before;
     plan = plan_before;
@@ -134,7 +147,8 @@ bool SyncerCore::Impl::grow(const std::vector<TensorSpec>& tensors) {
     return false;
   }
   extents.push_back({layout->tensors.size(), plan.size()});
-  Clock clock = 0;
+  Clock clock = 0;  // of whoever is furthest; an account may be that of a life which has told nothing yet
+  for (const auto& [id, session] : sessions) clock = std::max(clock, session.clock);
   for (auto& [incarnation, account] : accounts) {
     clock = std::max(clock, account.clock);
     account.merged_to.resize(plan.size(), 0);
@@ -147,7 +161,10 @@ bool SyncerCore::Impl::grow(const std::vector<TensorSpec>& tensors) {
       account.due.push_back(next_due_clock(static_cast<FragmentId>(account.due.size()), account.clock));
     }
   }
-  for (FragmentId p = plan_before.size(); p < plan.size(); ++p) slots[p].due = next_due_clock(p, clock);
+  for (FragmentId p = plan_before.size(); p < plan.size(); ++p) {
+    slots[p].clock = clock;  // its first weights take everybody there
+    slots[p].due = next_due_clock(p, clock);
+  }
   for (auto& [incarnation, merged_to] : settled) merged_to.resize(plan.size(), 0);
   for (auto& [incarnation, life] : past) life.merged_in.resize(plan.size());
   for (auto& [id, session] : sessions) {
@@ -163,12 +180,18 @@ bool SyncerCore::Impl::grow(const std::vector<TensorSpec>& tensors) {
   return true;
 }
 
-// Live learners that have it are a quorum.
+// A quorum of it: in lockstep a round waits for everybody who has it, and for nobody else.
+std::uint32_t SyncerCore::Impl::quorum_of(FragmentId p) const {
+  return settings.mode == Mode::kLockstep && added(p) ? 1 : settings.min_quorum;
+}
+
+// Learners that have it and make steps are a quorum.
 bool SyncerCore::Impl::enough_have(FragmentId p) const {
-  const auto having = std::count_if(sessions.begin(), sessions.end(), [p](const auto& entry) {
-    return entry.second.control != 0 && entry.second.has(p);
+  const auto having = std::count_if(sessions.begin(), sessions.end(), [this, p](const auto& entry) {
+    const Session& session = entry.second;
+    return session.control != 0 && session.has(p) && (settings.mode == Mode::kLockstep || !stalled(session));
   });
-  return static_cast<std::uint32_t>(having) >= settings.min_quorum;
+  return static_cast<std::uint32_t>(having) >= quorum_of(p);
 }
 
 // Those of fragments that have none yet.

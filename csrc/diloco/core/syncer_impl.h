@@ -106,6 +106,7 @@ struct Session {
   bool whole = false;                      // every lane is there: the learner can contribute and be sent to
   std::uint32_t fragments = 0;             // the plan's first ones, that its model has; vectors are as long as the plan
   std::vector<TensorSpec> beyond;          // what it has added next, and the run does not have; by name
+  bool beyond_adopted = false;             // it has a version of that: an earlier life of the syncer had it
   std::map<std::pair<FragmentId, PayloadKind>, std::shared_ptr<Gathering>> gathering;
   // Islands: newest version sent of each fragment. The next one is sent when this one has been adopted, so that all ranks
   // adopt the same.
@@ -250,6 +251,7 @@ struct SyncerCore::Impl {
   bool grow_if_agreed(SessionId greeted);
   bool grow(const std::vector<TensorSpec>& tensors);
   bool added(FragmentId fragment) const { return !extents.empty() && fragment >= extents.front().fragments; }
+  std::uint32_t quorum_of(FragmentId fragment) const;
   bool enough_have(FragmentId fragment) const;
   void fill_slots();
 

@@ -56,7 +56,9 @@ void SyncerCore::Impl::complete_lanes(Session& session) {
   if (session.lanes.size() > 1) {
     std::vector<Part> parts;
     for (const BulkLane& lane : session.lanes) parts.push_back(lane.part);
-    if (const std::string fault = parts_fault(*layout, parts); !fault.empty()) {
+    Layout own = *layout;  // without what the run has added since
+    own.tensors.resize(session.tensors.size());
+    if (const std::string fault = parts_fault(own, parts); !fault.empty()) {
       reject(session.control, "parts", fmt::format("the ranks of '{}' do not hold the model between them: {}",
                                                    session.account->learner, fault));
       return end_session(session.id, "its parts are not the model", true);

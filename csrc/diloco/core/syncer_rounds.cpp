@@ -76,7 +76,7 @@ void SyncerCore::Impl::open_rounds(std::optional<Clock> clock, Seconds step) {
     if (!earliest || under_way() >= limit) return;
     if (!round_fits(p)) return;
     Round& round = add_round(p, settings.mode == Mode::kLockstep ? earliest->due : *clock, now);
-    round.quorum = settings.min_quorum;
+    round.quorum = quorum_of(p);
     if (earliest->opened_at > 0) {
       due_gap.add(static_cast<double>(round.clock - earliest->opened_at));
       say_pace();

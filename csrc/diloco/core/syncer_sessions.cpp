@@ -204,14 +204,12 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
   };
   Layout began = hello.layout;  // what was added later is agreed on as it was then
   if (!hello.grown_from.empty()) began.tensors.resize(hello.grown_from.front());
-  if (first) {
-    try {
-      check_layout(hello.layout);
-      set_layout(began);
-    } catch (const std::exception& error) {
-      forget_layout();
-      return reject(peer, "layout", error.what());
-    }
+  try {
+    check_layout(hello.layout);
+    if (first) set_layout(began);
+  } catch (const std::exception& error) {
+    if (first) forget_layout();
+    return reject(peer, "layout", error.what());
   }
   Fit fits = fit(hello);
   if (!fits.difference.empty()) {
@@ -244,11 +242,13 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
   session.steps = hello.steps;
   session.tokens = hello.tokens;
   session.last_step = now;
-  session.fragments = fits.fragments;
-  session.beyond = fits.beyond;
-  if (grow_if_agreed(id)) fits = fit(hello);
-  session.fragments = account.fragments = fits.fragments;
-  session.beyond = fits.beyond;
+  for (;; fits = fit(hello)) {  // several additions may be due at once
+    session.fragments = account.fragments = fits.fragments;
+    session.beyond = fits.beyond;
+    session.beyond_adopted = !fits.beyond.empty() && hello.adopted.size() > fits.fragments &&
+                             !hello.adopted[fits.fragments].none();
+    if (!grow_if_agreed(id)) break;
+  }
   session.adopted.resize(plan.size());
   const std::uint32_t reported = known_fragments(hello, fits);
   for (FragmentId p = 0; p < reported; ++p) {
@@ -278,6 +278,9 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
   welcome.layout = *layout;
   welcome.layout.tensors.resize(fits.tensors);
   welcome.plan = first_of(plan, session.fragments);
+  for (const Extent& extent : extents) {
+    if (extent.tensors < fits.tensors) welcome.grown_from.push_back(static_cast<std::uint32_t>(extent.tensors));
+  }
   welcome.settings = settings.to_map();
   for (FragmentId p = 0; p < session.fragments; ++p) {
     welcome.versions.push_back(slots[p].state ? slots[p].state->version : Version{});

@@ -203,6 +203,13 @@ Plan grow_plan(const Plan& plan, const Layout& grown, Fragmenter fragmenter) {
   return out;
 }
 
+std::uint32_t fragments_within(const Plan& plan, std::size_t tensors) {
+  const auto beyond = std::find_if(plan.fragments.begin(), plan.fragments.end(), [&](const Fragment& fragment) {
+    return std::any_of(fragment.tensors.begin(), fragment.tensors.end(), [&](std::uint32_t i) { return i >= tensors; });
+  });
+  return static_cast<std::uint32_t>(beyond - plan.fragments.begin());
+}
+
 Plan first_of(const Plan& plan, std::uint32_t fragments) {
   Plan out = plan;
   out.fragments.resize(std::min<std::size_t>(fragments, plan.fragments.size()));

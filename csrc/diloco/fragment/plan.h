@@ -41,6 +41,8 @@ Plan make_plan(const Layout& layout, Fragmenter fragmenter, std::uint32_t num_fr
 // The plan of a layout that has grown: `plan` is that of its first tensors, and stays as it is; the others get fragments
 // behind it, which are no larger than its largest as far as tensors allow. One shard. Deterministic.
 Plan grow_plan(const Plan& plan, const Layout& grown, Fragmenter fragmenter);
+// How many of the first fragments have none but the layout's first `tensors`.
+std::uint32_t fragments_within(const Plan& plan, std::size_t tensors);
 // The first `fragments` of a plan, whose tensors are the first ones of its layout.
 Plan first_of(const Plan& plan, std::uint32_t fragments);
 // Throws ConfigError unless every tensor of the layout is in exactly one fragment, numel adds up, and every fragment has

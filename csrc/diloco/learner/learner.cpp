@@ -200,9 +200,9 @@ BoundaryResult Learner::boundary(const Boundary& event, const std::function<void
   return result;
 }
 
-void Learner::grow() {
+void Learner::grow(const std::function<void()>& append) {
   impl_->check_process("grow()");
-  impl_->grow();
+  impl_->grow(append);
   impl_->deliver_logs();
 }
 

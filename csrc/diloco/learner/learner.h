@@ -70,10 +70,10 @@ class Learner {
   bool join(Seconds timeout_s, const std::function<void()>& interrupted = {});
   // After one real optimizer step. `interrupted` is polled while lockstep holds (may throw).
   BoundaryResult boundary(const Boundary& event, const std::function<void()>& interrupted = {});
-  // The store has tensors behind those it had: they are part of the model from now on, and are synchronised once the run has
-  // them (core/syncer_growth.cpp). Training thread, between boundaries. Throws ConfigError for an island, or a layout that is
-  // not usable.
-  void grow();
+  // `append` puts tensors behind those the store has: they are part of the model from now on, and are synchronised once the
+  // run has them (core/syncer_growth.cpp). Training thread, between boundaries. Throws ConfigError for an island, and what
+  // `append` throws; then nothing has changed.
+  void grow(const std::function<void()>& append);
   // Waits (bounded) until everything sent so far has reached the syncer and tells it goodbye. Idempotent.
   void close(Seconds flush_s);
   bool closed() const;

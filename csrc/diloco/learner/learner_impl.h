@@ -80,7 +80,7 @@ struct Learner::Impl {
 
   void boundary(const Boundary& event, const std::function<void()>& interrupted, BoundaryResult* result);
   bool join(Seconds timeout_s, const std::function<void()>& interrupted);
-  void grow();
+  void grow(const std::function<void()>& append);
   void close(Seconds flush_s);
   // The callback may be Python: it is called on the caller's thread and without the mutex.
   void deliver_logs();

@@ -128,10 +128,11 @@ bool Learner::Impl::join(Seconds timeout_s, const std::function<void()>& interru
   }
 }
 
-void Learner::Impl::grow() {
+void Learner::Impl::grow(const std::function<void()>& append) {
   if (options.island) throw ConfigError("the ranks of an island cannot add parameters to what is synchronised");
   const std::lock_guard lock(mutex);
   if (closed) throw std::logic_error("grow(): this learner is closed");
+  append();
   const std::vector<TensorSpec>& tensors = mover.store().layout().tensors;
   const std::size_t known = mover.grow();
   feed(Grow{{tensors.begin() + static_cast<std::ptrdiff_t>(known), tensors.end()}});

@@ -272,15 +272,6 @@ Plan read_plan(const Map& map, const char* key, const Layout& layout) {
   return plan;
 }
 
-std::uint32_t read_beginning(const Map& map, const char* key, std::uint32_t fragments) {
-  const std::uint32_t began_with = map.u32(key);
-  if (began_with < 1 || began_with >= fragments) {
-    throw Refused(std::string(key) + " is " + std::to_string(began_with) + ", the plan has " + std::to_string(fragments) +
-                  " fragments");
-  }
-  return began_with;
-}
-
 std::vector<std::uint32_t> read_growth(const Map& map, const char* key, const Layout& layout) {
   std::vector<std::uint32_t> sizes;
   map.each(key, [&](const json& value, const std::string& what) {
@@ -457,7 +448,7 @@ std::string encode(const Welcome& m) {
              {"held", held},
              {"run_clock", m.run_clock},
              {"run_tokens", m.run_tokens}});
-  if (m.plan.began_with > 0) body["began_with"] = m.plan.began_with;
+  if (!m.grown_from.empty()) body["grown_from"] = m.grown_from;
   return pack(body);
 }
 
@@ -467,7 +458,11 @@ std::optional<Welcome> decode_welcome(Bytes bytes, std::string* why) {
     m.layout = read_layout(map, "layout");
     if (m.layout.tensors.empty()) throw Refused("the layout has no tensors");
     m.plan = read_plan(map, "plan", m.layout);
-    if (map.has("began_with")) m.plan.began_with = read_beginning(map, "began_with", m.plan.size());
+    if (map.has("grown_from")) {
+      m.grown_from = read_growth(map, "grown_from", m.layout);
+      m.plan.began_with = m.grown_from.empty() ? 0 : fragments_within(m.plan, m.grown_from.front());
+      if (!m.grown_from.empty() && m.plan.began_with == 0) throw Refused("no fragment has only what the run began with");
+    }
     m.settings = read_settings(map, "settings");
     m.versions = read_versions(map, "versions");
     require_same_length("versions", m.versions.size(), m.plan.fragments.size());

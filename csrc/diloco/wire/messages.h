@@ -65,6 +65,7 @@ struct Welcome {
   // The run's, as far as this learner's model has it: its first tensors. Indices in `plan` are into this one.
   Layout layout;
   Plan plan;
+  std::vector<std::uint32_t> grown_from;     // sizes the layout had before each growth; tells plan.began_with. As in HELLO
   std::map<std::string, std::string> settings;
   std::vector<Version> versions;             // per fragment; none = not there yet, or another shard's
   std::vector<std::uint64_t> merged_to;      // per fragment, of this incarnation

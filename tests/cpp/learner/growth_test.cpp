@@ -1,85 +1,17 @@
 // F014: tensors that learners add to the model while they train.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <mutex>
-#include <nlohmann/json.hpp>
+#include <atomic>
+#include <thread>
 
-#include "diloco/base/errors.h"
-#include "learner/net_test.h"
+#include "learner/growth_test.h"
 
 namespace diloco {
 namespace {
 
 using namespace testing;
 
-const std::vector<NamedShape> kHead = {{"head.weight", {5, 3}}, {"head.bias", {5}}};
-
-struct Growth : NetTest {
-  struct One {
-    Bowl bowl;
-    std::unique_ptr<Learner> learner;
-  };
-
-  void start(Mode mode = Mode::kDecoupled, std::uint32_t quorum = 2) {
-    options.settings = small_settings();
-    options.settings.mode = mode;
-    options.settings.min_quorum = quorum;
-    options.log = [this](LogLevel, const std::string& text) {
-      const std::lock_guard lock(mutex);
-      lines += text + "\n";
-    };
-    syncer = net.syncer(options);
-    options.bind = syncer->endpoint();
-  }
-  One& join(const std::string& id, std::vector<NamedShape> shapes = bowl_shapes()) {
-    ones.push_back({Bowl(static_cast<float>(ones.size() + 1), std::move(shapes)), nullptr});
-    ones.back().learner = net.learner(syncer->endpoint(), named(id), ones.back().bowl.store);
-    EXPECT_TRUE(ones.back().learner->join(20));
-    return ones.back();
-  }
-  void add(One& one, const std::vector<NamedShape>& shapes, float value = 0.0f) {
-    one.bowl.store->append(shapes, value);
-    one.learner->grow();
-  }
-  // All train in turn, on this thread; lockstep would wait for the others.
-  bool train(const std::function<bool()>& done, Seconds limit_s = 30) {
-    const TimePoint deadline = monotonic_now() + limit_s;
-    while (!done()) {
-      if (monotonic_now() > deadline) return false;
-      compute();
-      for (One& one : ones) {
-        if (!one.learner) continue;
-        one.bowl.step(0.05f);
-        one.learner->boundary({1});
-      }
-    }
-    return true;
-  }
-  // Every fragment it knows has been merged at least `n` times.
-  static bool merged(const One& one, std::uint64_t n, std::size_t fragments) {
-    const auto versions = one.learner->stats().versions;
-    return versions.size() == fragments && std::all_of(versions.begin(), versions.end(), [&](const Version& v) { return v.n >= n; });
-  }
-  std::size_t tensors() { return syncer->layout().tensors.size(); }
-  std::string said() {
-    const std::lock_guard lock(mutex);
-    return lines;
-  }
-  bool heard(const std::string& text) { return said().find(text) != std::string::npos; }
-  static void add_up(const One& one) {
-    const LearnerStats stats = one.learner->stats();
-    std::uint64_t sum = stats.tokens_merged + stats.tokens_outstanding;
-    for (const auto& [reason, tokens] : stats.discarded) sum += tokens;
-    EXPECT_EQ(sum, stats.tokens * stats.versions.size());
-  }
-
-  std::mutex mutex;
-  std::string lines;
-  SyncerOptions options;
-  std::unique_ptr<Syncer> syncer;
-  std::vector<One> ones;
-};
+using Growth = GrowthTest;
 DILOCO_OVER_BOTH_NETS(Growth);
 
 TEST_P(Growth, WhatTwoAddIsSynchronised) {
@@ -198,19 +130,11 @@ TEST_P(Growth, ASyncerWithoutStateGrowsAgain) {
 TEST_P(Growth, InLockstepToo) {
   start(Mode::kLockstep);
   join("a"), join("b");
-  // Each on a thread of its own: in lockstep a boundary waits for the other's.
-  const auto run = [](One& one, int add_at, int steps) {
-    for (int step = 1; step <= steps; ++step) {
-      if (step == add_at) {
-        one.bowl.store->append(kHead, 0.5f);
-        one.learner->grow();
-      }
-      one.bowl.step(0.05f);
-      one.learner->boundary({1});
-    }
-  };
-  std::thread first([&] { run(ones[0], 50, 160); }), second([&] { run(ones[1], 50, 160); });
-  first.join(), second.join();
+  std::atomic<int> made[2];
+  const auto late = [end = monotonic_now() + 30] { return monotonic_now() > end; };
+  std::thread other([&] { run(ones[1], 50, 160, &made[1], late); });
+  EXPECT_TRUE(run(ones[0], 50, 160, &made[0], late)) << said();
+  other.join();
   EXPECT_EQ(tensors(), 6u);
   for (One& one : ones) {
     EXPECT_TRUE(merged(one, 3, 3)) << said();

@@ -49,7 +49,7 @@ TEST(WireRefusal, EveryMissingKeyIsNamed) {
     for (const auto& [key, value] : whole.items()) {
       // Said by islands only, or of what has grown.
       const std::string name = kind.name + "." + key;
-      if (name == "HELLO.grown_from" || name == "WELCOME.began_with") continue;
+      if (name == "HELLO.grown_from" || name == "WELCOME.grown_from") continue;
       if (name == "HELLO.ranks" || name == "PULL.step" || name == "PULL.base" || name == "BEGIN.step") continue;
       json without = whole;
       without.erase(key);
@@ -175,10 +175,11 @@ TEST(WireRefusal, Growth) {
   hello["grown_from"] = {1};
   EXPECT_EQ(decode_hello(as_bytes(pack(hello)), nullptr).value().grown_from, (std::vector<std::uint32_t>{1}));
   json welcome = welcome_json();
-  for (const unsigned number : {0u, 2u, 9u}) {
-    welcome["began_with"] = number;
-    expect_refused(decode_welcome, pack(welcome), "the plan has 2 fragments");
-  }
+  welcome["grown_from"] = {2};
+  expect_refused(decode_welcome, pack(welcome), "expected ascending sizes below that of the layout, 2");
+  std::swap(welcome["plan"][0], welcome["plan"][1]);
+  welcome["grown_from"] = {1};
+  expect_refused(decode_welcome, pack(welcome), "no fragment has only what the run began with");
 }
 
 TEST(WireRefusal, NumbersThatCountingOnWouldWrap) {

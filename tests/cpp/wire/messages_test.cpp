@@ -85,8 +85,8 @@ TEST(WireMessages, WhatNeverGrewSaysNothingOfIt) {
   hello.grown_from.clear();
   EXPECT_EQ(encode(hello).find("grown_from"), std::string::npos);
   Welcome welcome = any_welcome(random);
-  welcome.plan.began_with = 0;
-  EXPECT_EQ(encode(welcome).find("began_with"), std::string::npos);
+  welcome.grown_from.clear();
+  EXPECT_EQ(encode(welcome).find("grown_from"), std::string::npos);
 }
 
 TEST(WireMessages, WelcomeKeepsEveryField) {
@@ -97,6 +97,7 @@ TEST(WireMessages, WelcomeKeepsEveryField) {
     EXPECT_EQ(back.lane_token, m.lane_token);
     EXPECT_TRUE(back.layout == m.layout);
     EXPECT_TRUE(back.plan == m.plan);
+    EXPECT_EQ(back.grown_from, m.grown_from);
     EXPECT_EQ(back.settings, m.settings);
     EXPECT_EQ(back.versions, m.versions);
     EXPECT_EQ(back.merged_to, m.merged_to);

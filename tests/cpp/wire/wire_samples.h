@@ -120,7 +120,11 @@ inline Welcome any_welcome(Random& random) {
   m.layout = any_layout(random);
   m.plan = any_plan(random, m.layout);
   m.settings = any_settings(random);
-  m.plan.began_with = static_cast<std::uint32_t>(below(random, m.plan.size()));
+  for (std::uint32_t size = 1; size < m.layout.tensors.size(); ++size) {
+    const bool some = !m.grown_from.empty() || fragments_within(m.plan, size) > 0;
+    if (some && below(random, 4) == 0) m.grown_from.push_back(size);
+  }
+  if (!m.grown_from.empty()) m.plan.began_with = fragments_within(m.plan, m.grown_from.front());
   for (std::uint32_t p = 0; p < m.plan.size(); ++p) {
     m.versions.push_back(any_version(random));
     m.merged_to.push_back(any_uint(random));
