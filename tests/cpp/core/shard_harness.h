@@ -41,8 +41,8 @@ class ShardHarness {
   static constexpr Seconds kDelay = 0.01, kStep = 1.0;
   static constexpr std::uint64_t kTokens = 10;
 
-  ShardHarness(Settings given, std::uint32_t shards, std::size_t learners)
-      : settings(std::move(given)), shards_(shards), learners_(learners) {
+  ShardHarness(Settings given, std::uint32_t shards, std::size_t learners, std::uint64_t seed = 7)
+      : settings(std::move(given)), shards_(shards), learners_(learners), random_(seed) {
     for (int i = 0; i < 6; ++i) shapes.push_back({"layer." + std::to_string(i), {4 + i, 5}});
   }
 
@@ -119,6 +119,17 @@ class ShardHarness {
     for (auto& [peer, line] : lines_) {
       if (line.learner == i) cut(peer, true, false);
     }
+  }
+
+  // Between two boundaries: false if it is in one.
+  bool grow(std::size_t i, const std::vector<testing::NamedShape>& added) {
+    Node& node = learners_[i];
+    if (node.holding) return false;
+    node.store->append(added);
+    const auto known = static_cast<std::ptrdiff_t>(node.mover->grow());
+    const auto& tensors = node.store->layout().tensors;
+    feed_learner(i, Grow{{tensors.begin() + known, tensors.end()}});
+    return true;
   }
 
   void feed_learner(std::size_t i, const LearnerEvent& event) {
@@ -384,7 +395,7 @@ class ShardHarness {
 
   std::vector<Shard> shards_;
   std::vector<Node> learners_;
-  std::mt19937_64 random_{7};
+  std::mt19937_64 random_;
   TimePoint now_ = 0.0;
   std::uint64_t order_ = 0;
   std::priority_queue<Later, std::vector<Later>, std::greater<>> queue_;
