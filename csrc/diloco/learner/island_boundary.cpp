@@ -159,8 +159,14 @@ bool Learner::Impl::island_join(Seconds timeout_s, const std::function<void()>& 
     joined = plan_known && part->connected();
   }
   waits = {};  // of boundaries only
-  if (settings().mode == Mode::kDecoupled) start_exchange(uncounted, false, false);
+  if (!lockstep()) start_exchange(uncounted, false, false);
   return joined;
+}
+
+// A WELCOME of a syncer that has come back brings the settings anew, on the I/O thread.
+bool Learner::Impl::lockstep() {
+  const std::lock_guard lock(mutex);
+  return settings().mode == Mode::kLockstep;
 }
 
 void Learner::Impl::island_boundary(const Boundary& event, const std::function<void()>& interrupted,
@@ -173,7 +179,7 @@ void Learner::Impl::island_boundary(const Boundary& event, const std::function<v
     const auto plan_now = end_exchange(interrupted);
     carry_out(plan_now, true, event.lr, result);
   }
-  if (settings().mode == Mode::kDecoupled) {
+  if (!lockstep()) {
     start_exchange(event.tokens, false, false);
   } else {
     // First the tokens: what is staged at this step stands for them too.

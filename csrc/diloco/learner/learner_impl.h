@@ -96,6 +96,7 @@ struct Learner::Impl {
 
   void island_boundary(const Boundary& event, const std::function<void()>& interrupted, BoundaryResult* result);
   bool island_join(Seconds timeout_s, const std::function<void()>& interrupted);
+  bool lockstep();
   std::uint64_t last_tokens(Seconds flush_s);
   std::uint64_t tokens_under_way(const std::function<void()>& interrupted);
   // `bare`: orders nothing, because this step has not been counted yet.
