@@ -24,12 +24,12 @@ class Watch:
 
     def __init__(self, model: Named, parameters: list[Parameter]) -> None:
         self._model = model if isinstance(model, nn.Module) else None
-        # FSDP2 itself puts others in the place of a sharded parameter while it computes.
-        self._names = {id(p.tensor): p.name for p in parameters if not is_sharded(p.tensor)}
+        self._names: dict[int, str] = {}
         self._next = 0
-        self._find()
+        self.add(parameters)
 
     def add(self, parameters: list[Parameter]) -> None:
+        # FSDP2 itself puts others in the place of a sharded parameter while it computes.
         self._names |= {id(p.tensor): p.name for p in parameters if not is_sharded(p.tensor)}
         self._find()
 

@@ -149,19 +149,20 @@ class DiLoCoOptimizer(Optimizer):
         """Adds a group to the inner optimizer. Its trainable parameters are synchronised once another learner has added
         the same ones (see Learner.add_parameters); they need a name, in the model or given with the group."""
         self._inner.add_param_group(param_group)
-        if self._learner is None:
-            return
-        self._take_in(self._learner, [p for p in self._inner.param_groups[-1]["params"] if p.requires_grad])
+        if self._learner is not None:
+            self._take_in(self._learner, self._inner.param_groups[-1]["params"])
 
     def _take_in(self, learner: Learner, tensors: list[torch.Tensor]) -> None:
-        """Tensors that are trained from now on. Those that cannot be synchronised are named in a warning, once."""
+        """Those of them that are trained from now on. A warning tells, once, how many cannot be synchronised."""
+        new = [p for p in tensors if p.requires_grad and id(p) not in self._names and id(p) not in self._alone]
+        if not new:
+            return
         groups = self._inner.param_groups
         given = {
             id(p): name
             for group in groups
             for p, name in zip(group["params"], group.get("param_names", ()), strict=False)
         }
-        new = [p for p in tensors if id(p) not in self._names]
         why = learner._cannot_grow()
         found = [] if why else added(self._model, new, given, learner._parameters)
         learner._add(found)
@@ -240,17 +241,15 @@ class DiLoCoOptimizer(Optimizer):
 
     def _look_at_groups(self, learner: Learner) -> None:
         """What is synchronised must be what is trained. Not at every step: it walks over all parameters."""
-        trained = {id(p) for group in self._inner.param_groups for p in group["params"]}
+        tensors = [p for group in self._inner.param_groups for p in group["params"]]
+        trained = {id(p) for p in tensors}
         lost = [name for key, name in self._names.items() if key not in trained]
         if lost:
             raise ValueError(
                 f"{len(lost)} synchronised parameter(s) are no longer in the optimizer ({name_list(lost)}); expected "
                 "the same parameters all along. Make the optimizer from the model as it is now, and wrap it again"
             )
-        known = self._names.keys() | self._alone
-        every = [p for group in self._inner.param_groups for p in group["params"]]
-        if new := [p for p in every if p.requires_grad and id(p) not in known]:
-            self._take_in(learner, new)
+        self._take_in(learner, tensors)
 
     def _lr(self) -> float:
         """Of the first group, for the syncer to compare; 0 where an optimizer has none, or keeps it in a tensor on a

@@ -160,7 +160,7 @@ def of_optimizer(model: Named, optimizer: torch.optim.Optimizer) -> list[Paramet
 
 
 def added(model: Named, tensors: Iterable[Tensor], given: Mapping[int, str], known: list[Parameter]) -> list[Parameter]:
-    """Those of `tensors` that can be synchronised from now on: trainable, not tied to a known one, and named, in the
+    """Those of the trainable `tensors` that can be synchronised from now on: not tied to a known one, and named, in the
     model as it is now or (by id) in `given`. A warning says which of them cannot travel."""
     pairs = named_tensors(model)
     names: dict[object, list[str]] = {}
@@ -171,7 +171,7 @@ def added(model: Named, tensors: Iterable[Tensor], given: Mapping[int, str], kno
     for tensor in tensors:
         key = _storage_key(tensor)
         own = names.get(key) or clean_names([given[id(tensor)]] if id(tensor) in given else [])
-        if not own or key in taken or not tensor.requires_grad:
+        if not own or key in taken:
             continue
         try:
             _check_tensor(own[0], tensor)

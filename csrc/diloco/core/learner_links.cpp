@@ -237,10 +237,10 @@ std::string LearnerCore::Impl::welcome_difference(const ShardLink& link, const W
   };
   constexpr const char* kDo = "give all shards of a run the same settings and start this learner again";
   if (plan) {
-    const bool fixed = growths.empty() && run_grown_from.empty();
-    const std::uint32_t both = fixed ? plan->size() : std::min(plan->size(), welcome.plan.size());
-    const Plan theirs_first = fixed ? welcome.plan : first_of(welcome.plan, both);
-    if (const auto difference = first_difference(first_of(*plan, both), layout, theirs_first, welcome.layout);
+    // Where models grow, one side may know more of the plan than the other.
+    const std::uint32_t both = std::min(plan->size(), welcome.plan.size());
+    const auto known = [&](const Plan& all) { return has_grown() ? first_of(all, both) : all; };
+    if (const auto difference = first_difference(known(*plan), layout, known(welcome.plan), welcome.layout);
         !difference.empty()) {
       if (link.session_epoch > 0) {
         return fmt::format("the {} came back with another plan (num_fragments or fragmenter changed): {}; start this "

@@ -7,7 +7,6 @@
 #include <unordered_set>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "diloco/core/syncer_impl.h"
@@ -17,12 +16,9 @@ namespace diloco {
 namespace {
 
 std::string names_of(const std::vector<TensorSpec>& tensors) {
-  constexpr std::size_t kListed = 4;
   std::vector<std::string> names;
-  for (std::size_t i = 0; i < std::min(tensors.size(), kListed); ++i) names.push_back("'" + tensors[i].name + "'");
-  std::string text = fmt::format("{}", fmt::join(names, ", "));
-  if (tensors.size() > kListed) text += fmt::format(" and {} more", tensors.size() - kListed);
-  return text;
+  for (const TensorSpec& tensor : tensors) names.push_back(tensor.name);
+  return name_list(names);
 }
 
 }  // namespace
@@ -52,9 +48,8 @@ SyncerCore::Impl::Fit SyncerCore::Impl::fit(const Hello& hello) const {
     }
   }
   // What it began with must be in the run; what it added later need not.
-  const bool from_the_start = begin == 0 && !fit.beyond.empty();
-  const bool may_grow = options.shards == 1 && hello.ranks == 1;
-  if (fit.tensors == 0 || from_the_start || (!may_grow && !fit.beyond.empty())) {
+  const bool may_add = begin > 0 && options.shards == 1 && hello.ranks == 1;
+  if (fit.tensors == 0 || (!fit.beyond.empty() && !may_add)) {
     fit.difference = first_difference(hello.layout, *layout);
   }
   std::sort(fit.beyond.begin(), fit.beyond.end(),
@@ -101,10 +96,10 @@ bool SyncerCore::Impl::alone(const Session& session) const {
 // The sessions that brought it about are told so by their next WELCOME, `greeted` by the one that is being made.
 bool SyncerCore::Impl::grow_if_agreed(SessionId greeted) {
   for (auto& [id, session] : sessions) {
-    if (session.control == 0 || session.beyond.empty() || session.fragments < plan.size()) continue;
+    if (session.control == 0 || session.beyond.empty() || session.fragments() < plan.size()) continue;
     std::vector<SessionId> agreed;
     for (const auto& [other, one] : sessions) {
-      if (one.control != 0 && one.fragments == plan.size() && one.beyond == session.beyond) agreed.push_back(other);
+      if (one.control != 0 && one.fragments() == plan.size() && one.beyond == session.beyond) agreed.push_back(other);
     }
     const bool was_in_the_run = std::any_of(agreed.begin(), agreed.end(), [this](SessionId one) {
       return sessions.at(one).beyond_adopted;
@@ -132,7 +127,7 @@ bool SyncerCore::Impl::grow(const std::vector<TensorSpec>& tensors) {
   fill_slots();
   // Rounds of what was added may stay open while too few are here that have it: the others need their memory beside it.
   std::uint64_t needed = settings.min_quorum * largest_contribution();
-  for (FragmentId p = extents.front().fragments; p < plan.size(); ++p) {
+  for (FragmentId p = plan.cycle(); p < plan.size(); ++p) {
     needed += settings.min_quorum * slots[p].contribution.bytes;
   }
   auto text = memory_short(live_sessions());
@@ -151,15 +146,7 @@ bool SyncerCore::Impl::grow(const std::vector<TensorSpec>& tensors) {
   for (const auto& [id, session] : sessions) clock = std::max(clock, session.clock);
   for (auto& [incarnation, account] : accounts) {
     clock = std::max(clock, account.clock);
-    account.merged_to.resize(plan.size(), 0);
-    account.merged_in.resize(plan.size());
-    account.mailbox.resize(plan.size());
-    account.adopted.resize(plan.size());
-  }
-  for (auto& [incarnation, account] : accounts) {
-    while (account.due.size() < plan.size()) {
-      account.due.push_back(next_due_clock(static_cast<FragmentId>(account.due.size()), account.clock));
-    }
+    fit_to_plan(account, account.clock);
   }
   for (FragmentId p = plan_before.size(); p < plan.size(); ++p) {
     slots[p].clock = clock;  // its first weights take everybody there
@@ -167,13 +154,7 @@ bool SyncerCore::Impl::grow(const std::vector<TensorSpec>& tensors) {
   }
   for (auto& [incarnation, merged_to] : settled) merged_to.resize(plan.size(), 0);
   for (auto& [incarnation, life] : past) life.merged_in.resize(plan.size());
-  for (auto& [id, session] : sessions) {
-    session.adopted.resize(plan.size());
-    session.pulled.resize(plan.size());
-    session.pulled_from.resize(plan.size());
-    session.missed.resize(plan.size(), 0);
-    session.sent.resize(plan.size());
-  }
+  for (auto& [id, session] : sessions) fit_to_plan(session);
   log(LogLevel::kInfo, fmt::format("the run has grown by {}, in {} fragment(s)", names_of(tensors),
                                    plan.size() - plan_before.size()));
   announce_layout();
@@ -185,8 +166,9 @@ std::uint32_t SyncerCore::Impl::quorum_of(FragmentId p) const {
   return settings.mode == Mode::kLockstep && added(p) ? 1 : settings.min_quorum;
 }
 
-// Learners that have it and make steps are a quorum.
+// Of what was added: learners that have it and make steps are a quorum.
 bool SyncerCore::Impl::enough_have(FragmentId p) const {
+  if (!added(p)) return true;
   const auto having = std::count_if(sessions.begin(), sessions.end(), [this, p](const auto& entry) {
     const Session& session = entry.second;
     return session.control != 0 && session.has(p) && (settings.mode == Mode::kLockstep || !stalled(session));
@@ -204,6 +186,25 @@ void SyncerCore::Impl::fill_slots() {
     slot.use_rda = rda_segments(*layout, slot.contribution, settings);
     slot.due = first_due_clock(p);
   }
+}
+
+// What is kept by fragment becomes as long as the plan; `clock`: the learner's.
+void SyncerCore::Impl::fit_to_plan(Account& account, Clock clock) const {
+  account.merged_to.resize(plan.size(), 0);
+  account.merged_in.resize(plan.size());
+  account.mailbox.resize(plan.size());
+  account.adopted.resize(plan.size());
+  for (FragmentId p = static_cast<FragmentId>(account.due.size()); p < plan.size(); ++p) {
+    account.due.push_back(clock == 0 ? first_due_clock(p) : next_due_clock(p, clock));
+  }
+}
+
+void SyncerCore::Impl::fit_to_plan(Session& session) const {
+  session.adopted.resize(plan.size());
+  session.pulled.resize(plan.size());
+  session.pulled_from.resize(plan.size());
+  session.missed.resize(plan.size(), 0);
+  session.sent.resize(plan.size());
 }
 
 }  // namespace diloco

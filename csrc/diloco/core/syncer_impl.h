@@ -104,7 +104,6 @@ struct Session {
   std::uint32_t ranks = 1;                 // processes of the learner
   std::vector<std::uint32_t> tensors;      // by tensor of HELLO's layout: its index in the run's
   bool whole = false;                      // every lane is there: the learner can contribute and be sent to
-  std::uint32_t fragments = 0;             // the plan's first ones, that its model has; vectors are as long as the plan
   std::vector<TensorSpec> beyond;          // what it has added next, and the run does not have; by name
   bool beyond_adopted = false;             // it has a version of that: an earlier life of the syncer had it
   std::map<std::pair<FragmentId, PayloadKind>, std::shared_ptr<Gathering>> gathering;
@@ -123,7 +122,7 @@ struct Session {
   double lr = 0.0;           // 0 = not known
   unsigned lr_apart = 0;     // heartbeats in a row with a learning rate far from everybody else's
 
-  // Per fragment.
+  // Per fragment of the plan, whether its model has it or not.
   std::vector<Version> adopted;
   std::vector<std::optional<std::uint64_t>> pulled;  // round of the outstanding PULL (trigger = arrival: 0)
   std::vector<Version> pulled_from;                  // version the answer to it may be a change against
@@ -134,7 +133,8 @@ struct Session {
   std::map<FragmentId, std::uint64_t> delivered_at_byte;  // first lane: downlink byte at which the fragment's last image ends
 
   bool island() const { return ranks > 1; }
-  bool has(FragmentId fragment) const { return fragment < fragments; }
+  std::uint32_t fragments() const { return account->fragments; }
+  bool has(FragmentId fragment) const { return fragment < fragments(); }
   std::size_t lanes_bound() const {
     return static_cast<std::size_t>(
         std::count_if(lanes.begin(), lanes.end(), [](const BulkLane& lane) { return lane.peer != 0; }));
@@ -250,10 +250,12 @@ struct SyncerCore::Impl {
   bool alone(const Session& session) const;
   bool grow_if_agreed(SessionId greeted);
   bool grow(const std::vector<TensorSpec>& tensors);
-  bool added(FragmentId fragment) const { return !extents.empty() && fragment >= extents.front().fragments; }
+  bool added(FragmentId fragment) const { return fragment >= plan.cycle(); }
   std::uint32_t quorum_of(FragmentId fragment) const;
   bool enough_have(FragmentId fragment) const;
   void fill_slots();
+  void fit_to_plan(Account& account, Clock clock) const;
+  void fit_to_plan(Session& session) const;
 
   // syncer_init.cpp
   Version before_this_life(FragmentId p, Version held) const;

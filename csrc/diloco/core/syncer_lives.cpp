@@ -34,12 +34,7 @@ Account& SyncerCore::Impl::account_for(Incarnation incarnation, const Hello& hel
   account.last_contact = now;
   account.tokens = std::max(account.tokens, hello.tokens);
   account.steps = std::max(account.steps, hello.steps);
-  account.merged_to.resize(plan.size(), 0);
-  account.merged_in.resize(plan.size());
-  account.mailbox.resize(plan.size());
-  for (FragmentId p = static_cast<FragmentId>(account.due.size()); p < plan.size(); ++p) {
-    account.due.push_back(hello.clock == 0 ? first_due_clock(p) : next_due_clock(p, hello.clock));
-  }
+  fit_to_plan(account, hello.clock);
   return account;
 }
 

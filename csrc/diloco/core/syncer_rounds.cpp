@@ -52,7 +52,7 @@ void SyncerCore::Impl::record_opening(const Round& round, const std::set<std::st
 std::size_t SyncerCore::Impl::under_way() const {
   return static_cast<std::size_t>(std::count_if(rounds.begin(), rounds.end(), [this](const auto& entry) {
     const Round& round = entry.second;
-    return round.phase != RoundPhase::kCollecting || !added(round.fragment) || enough_have(round.fragment);
+    return round.phase != RoundPhase::kCollecting || enough_have(round.fragment);
   }));
 }
 
@@ -65,7 +65,7 @@ void SyncerCore::Impl::open_rounds(std::optional<Clock> clock, Seconds step) {
     for (FragmentId i = 0; i < slots.size(); ++i) {
       FragmentSlot& slot = slots[i];
       if (!slot.state || slot.open_round != 0) continue;
-      const bool due = clock && slot.due <= *clock && (!added(i) || enough_have(i));
+      const bool due = clock && slot.due <= *clock && enough_have(i);
       if (!due) {
         slot.due_since = 0.0;
         continue;

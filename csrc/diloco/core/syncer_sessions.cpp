@@ -202,11 +202,13 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
     extents.clear();
     slots.clear();
   };
-  Layout began = hello.layout;  // what was added later is agreed on as it was then
-  if (!hello.grown_from.empty()) began.tensors.resize(hello.grown_from.front());
   try {
     check_layout(hello.layout);
-    if (first) set_layout(began);
+    if (first) {
+      Layout began = hello.layout;  // what was added later is agreed on as it was then
+      if (!hello.grown_from.empty()) began.tensors.resize(hello.grown_from.front());
+      set_layout(began);
+    }
   } catch (const std::exception& error) {
     if (first) forget_layout();
     return reject(peer, "layout", error.what());
@@ -243,22 +245,18 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
   session.tokens = hello.tokens;
   session.last_step = now;
   for (;; fits = fit(hello)) {  // several additions may be due at once
-    session.fragments = account.fragments = fits.fragments;
+    account.fragments = fits.fragments;
     session.beyond = fits.beyond;
     session.beyond_adopted = !fits.beyond.empty() && hello.adopted.size() > fits.fragments &&
                              !hello.adopted[fits.fragments].none();
     if (!grow_if_agreed(id)) break;
   }
-  session.adopted.resize(plan.size());
+  fit_to_plan(session);
   const std::uint32_t reported = known_fragments(hello, fits);
   for (FragmentId p = 0; p < reported; ++p) {
     if (owns(p)) session.adopted[p] = hello.adopted[p];
   }
   account.adopted = session.adopted;
-  session.pulled.resize(plan.size());
-  session.pulled_from.resize(plan.size());
-  session.missed.resize(plan.size(), 0);
-  session.sent.resize(plan.size());
   session.ranks = hello.ranks;
   session.lanes.resize(hello.parts);
   if (hello.parts > 1) session.tensors = indices_in(*layout, hello.layout);
@@ -277,12 +275,12 @@ void SyncerCore::Impl::admit(PeerId peer, const Header& header, const Hello& hel
   welcome.lane_token = session.lane_token;
   welcome.layout = *layout;
   welcome.layout.tensors.resize(fits.tensors);
-  welcome.plan = first_of(plan, session.fragments);
+  welcome.plan = first_of(plan, account.fragments);
   for (const Extent& extent : extents) {
     if (extent.tensors < fits.tensors) welcome.grown_from.push_back(static_cast<std::uint32_t>(extent.tensors));
   }
   welcome.settings = settings.to_map();
-  for (FragmentId p = 0; p < session.fragments; ++p) {
+  for (FragmentId p = 0; p < account.fragments; ++p) {
     welcome.versions.push_back(slots[p].state ? slots[p].state->version : Version{});
     welcome.merged_to.push_back(account.merged_to[p]);
   }

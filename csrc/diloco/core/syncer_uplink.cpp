@@ -130,7 +130,7 @@ bool SyncerCore::Impl::pull(Session& session, FragmentId p, std::uint64_t round,
 void SyncerCore::Impl::on_begin(Session& session, BulkLane& lane, const Header& header, const Begin& begin) {
   const FragmentId p = begin.fragment;
   if (!session.has(p)) {
-    return violation(session, fmt::format("BEGIN for fragment {}; the plan has {}", p, session.fragments));
+    return violation(session, fmt::format("BEGIN for fragment {}; the plan has {}", p, session.fragments()));
   }
   if (!owns(p)) {
     return violation(session, fmt::format("BEGIN for fragment {} of syncer shard {}; this is shard {}", p,

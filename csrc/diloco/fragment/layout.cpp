@@ -132,6 +132,14 @@ std::uint64_t Layout::numel() const {
   return sum;
 }
 
+std::string name_list(const std::vector<std::string>& names) {
+  const std::size_t listed = std::min(names.size(), kNamesListed);
+  const auto end = names.begin() + static_cast<std::ptrdiff_t>(listed);
+  std::string text = fmt::format("'{}'", fmt::join(names.begin(), end, "', '"));
+  if (listed < names.size()) text += fmt::format(" and {} more", names.size() - listed);
+  return text;
+}
+
 std::string shape_text(const std::vector<std::int64_t>& shape) {
   return shape.size() == 1 ? fmt::format("({},)", shape[0]) : fmt::format("({})", fmt::join(shape, ", "));
 }
@@ -162,12 +170,7 @@ std::string first_difference(const Layout& ours_of_learner, const Layout& of_run
                        ours_of_learner.tensors.size(), of_run.tensors.size());
   }
   if (found.more.empty()) return found.first;
-  const std::size_t listed = std::min(found.more.size(), kNamesListed);
-  const auto end = found.more.begin() + static_cast<std::ptrdiff_t>(listed);
-  std::string text = fmt::format("{}; also different: '{}'", found.first,
-                                 fmt::join(found.more.begin(), end, "', '"));
-  if (listed < found.more.size()) text += fmt::format(" and {} more", found.more.size() - listed);
-  return text;
+  return found.first + "; also different: " + name_list(found.more);
 }
 
 void check_layout(const Layout& layout) {

@@ -27,6 +27,8 @@ struct Layout {
   bool operator==(const Layout&) const = default;
 };
 
+// "'a', 'b', 'c', 'd' and 3 more".
+std::string name_list(const std::vector<std::string>& names);
 // "(10, 64)", "(5,)", "()".
 std::string shape_text(const std::vector<std::int64_t>& shape);
 

@@ -31,6 +31,16 @@ struct HostileGrowth : BareSyncer {
     grown.tensors.push_back({name, {3}, Dtype::kF32, std::move(aliases)});
     return grown;
   }
+  // Of a learner that knows an earlier life of the syncer.
+  Hello from_before(Layout own) const {
+    Hello hello;
+    hello.learner_id = "before";
+    hello.layout = std::move(own);
+    hello.grown_from = {began};
+    hello.highest_epoch = 6;
+    hello.downlink_credit = 1 << 20;
+    return hello;
+  }
   std::size_t tensors() const { return core->layout().tensors.size(); }
   const std::uint32_t began = static_cast<std::uint32_t>(layout.tensors.size());
 };
@@ -57,13 +67,7 @@ TEST_F(HostileGrowth, AnIslandStaysInARunThatGrows) {
 // The first at a syncer that has lost its state brings nothing in that it has alone: others are on their way.
 TEST_F(HostileGrowth, WhoComesBackFirstIsNotTheOnlyOne) {
   make();
-  Hello before;
-  before.learner_id = "before";
-  before.layout = with("mine");
-  before.grown_from = {began};
-  before.highest_epoch = 6;
-  before.downlink_credit = 1 << 20;
-  frame(20, header_of(MessageType::kHello, 2), encode(before));
+  frame(20, header_of(MessageType::kHello, 2), encode(from_before(with("mine"))));
   ASSERT_GT(core->epoch(), 6u);
   EXPECT_EQ(tensors(), began);
   ASSERT_TRUE(hello(30, 3, with("head"), {began}));
@@ -75,14 +79,9 @@ TEST_F(HostileGrowth, WhoComesBackFirstIsNotTheOnlyOne) {
 // What the run had in an earlier life, it has again: who has adopted versions of it is the proof.
 TEST_F(HostileGrowth, WhatAnEarlierLifeHadIsTakenAtOnce) {
   make();
-  Hello before;
-  before.learner_id = "before";
-  before.layout = with("head");
-  before.grown_from = {began};
-  before.highest_epoch = 6;
+  Hello before = from_before(with("head"));
   before.adopted = {{6, 3}, {6, 3}, {6, 2}};
   before.merged_to = {9, 9, 9};
-  before.downlink_credit = 1 << 20;
   frame(20, header_of(MessageType::kHello, 2), encode(before));
   EXPECT_EQ(tensors(), began + 1);
   EXPECT_EQ(count(20, MessageType::kWelcome), 1u);
