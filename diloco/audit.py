@@ -10,7 +10,8 @@ must be pairwise disjoint, lie inside [0, tokens) and leave no hole but the tail
 incarnation lives or was closed, and `lost` once it is dead. A merge does not count if a restarted syncer went on from
 an older version of the fragment (`recover`): those tokens are `lost`. A hole is also explained where the learner
 declared the work sent and given up locally: `in_flight` while the syncer may still merge it, `lost` once the learner is
-gone. Any deviation is an error line and exit status 1.
+gone. Tokens from before a fragment's tensors were added to the model are `absent`: they do not count as processed
+there. Any deviation is an error line and exit status 1.
 
 Standard library only: this file can be copied next to the logs and run there.
 """
@@ -30,7 +31,7 @@ from typing import Any
 MAGIC = b"DLCOLED1"
 HEADER = struct.Struct("<8sQQQQQQQ64s")
 ENTRY = struct.Struct("<QQQQ")
-REASONS = ("overwritten", "blended", "carry_limit", "lost", "stale", "nonfinite", "refused", "in_flight")
+REASONS = ("overwritten", "blended", "carry_limit", "lost", "stale", "nonfinite", "refused", "in_flight", "absent")
 
 
 class AuditError(Exception):
@@ -338,8 +339,12 @@ def account(
         void = log.void_spans.get((ledger.incarnation, fragment), [])
         sent = [(start, end) for f, start, end, reason in ledger.discards if f == fragment and reason == "in_flight"]
         for f, start, end, reason in ledger.discards:
-            if f == fragment and reason != "in_flight":
-                intervals.append(Interval(start, end, reason, ledger.path))
+            if f != fragment or reason == "in_flight":
+                continue
+            intervals.append(Interval(start, end, reason, ledger.path))
+            if reason == "absent":
+                one["processed"] -= end - start
+            else:
                 one["discarded"][reason] = one["discarded"].get(reason, 0) + end - start
         label = f"learner {ledger.learner} ({ledger.incarnation}), fragment {fragment}"
         covered, holes, problems = partition(label, intervals, ledger.tokens, void + sent)

@@ -383,6 +383,14 @@ class Learner:
         if first and os.getpid() == self._pid:
             stats = self._c.stats()
             tail = stats["tokens_outstanding"]
+            if stats["epoch"] == 0 and self.rank == 0:
+                logger.warning(
+                    "[%s] closed without ever having reached the syncer at %s: %d steps were made alone, and nothing "
+                    "was merged",
+                    self.learner_id,
+                    self._syncer,
+                    stats["steps"],
+                )
             logger.info("[%s] closed; the last %d tokens (summed over fragments) are not merged", self.learner_id, tail)
             logger.info("[%s] %s", self.learner_id, describe(self._goodput(stats)))
 
@@ -447,9 +455,9 @@ def disconnected_stats(steps: int, tokens: int) -> dict[str, Any]:
     counts = dict.fromkeys(
         [
             *("epoch", "steps", "tokens", "clock", "run_clock", "run_tokens", "adoptions", "contributions_sent"),
-            *("contributions_merged", "reconnects", "tokens_merged", "tokens_outstanding", "staged_bytes"),
-            *("sent_image_bytes", "arriving_bytes", "bytes_in", "bytes_out", "malformed_frames", "blocked_calls"),
-            *("rank", "ranks", "rank_exchanges", "rank_waits"),
+            *("contributions_merged", "reconnects", "tokens_merged", "tokens_outstanding", "tokens_absent"),
+            *("staged_bytes", "sent_image_bytes", "arriving_bytes", "bytes_in", "bytes_out", "malformed_frames"),
+            *("blocked_calls", "rank", "ranks", "rank_exchanges", "rank_waits"),
         ],
         0,
     )

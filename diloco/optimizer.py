@@ -175,7 +175,7 @@ class DiLoCoOptimizer(Optimizer):
                 "synchronise them, close this optimizer and wrap the inner one again, everywhere",
                 learner.learner_id,
                 len(alone),
-                why or "they have no name in the model, or cannot travel",
+                why or "they have no name: make them part of the model before they are added; or they cannot travel",
             )
 
     # ---- stepping ----

@@ -175,6 +175,7 @@ py::dict to_dict(const LearnerStats& stats) {
   out["reconnects"] = stats.reconnects;
   out["tokens_merged"] = stats.tokens_merged;
   out["tokens_outstanding"] = stats.tokens_outstanding;
+  out["tokens_absent"] = stats.tokens_absent;
   out["discarded"] = stats.discarded;
   out["staged_bytes"] = stats.staged_bytes;
   out["sent_image_bytes"] = stats.sent_image_bytes;

@@ -121,6 +121,11 @@ class _Learner:
         """The text and the next command."""
         where = f"expected a syncer at {self.address}, got "
         if error.errno == errno.ECONNREFUSED:
+            if machine.is_loopback(machine.resolve(self.host)[0]):
+                return (
+                    f"{where}'connection refused': nothing listens on that port of this machine; start diloco-syncer",
+                    f"diloco-syncer --bind {self.address}",
+                )
             return (
                 f"{where}'connection refused': the host is there and nothing listens on the port (or only on its "
                 "loopback); start diloco-syncer there, off loopback with --bind and --insecure",

@@ -48,6 +48,11 @@ def _call(module: str, function: str, text: str) -> object:
     sys.path.insert(0, "")  # as `python train.py` in this folder would find it
     try:
         return getattr(importlib.import_module(module), function)()
+    except SystemExit as error:
+        raise Wrong(
+            f"--model {text}: expected a module that can be imported, and this one ends the process then "
+            f"(SystemExit: {error}); put what it runs under: if __name__ == '__main__'"
+        ) from error
     except Exception as error:  # whatever a stranger's code does
         where = f"{type(error).__name__}: {error}"
         raise Wrong(f"--model {text}: expected a function that can be called without arguments; {where}") from error

@@ -63,8 +63,8 @@ class Report:
 
     def wrong(self, name: str, why: Wrong) -> None:
         """The command is that of the first thing that is wrong: later ones may be its consequences."""
-        if self.ready and why.next:
-            self.next = why.next
+        if self.ready:
+            self.next = why.next or f"mend that ({name}), then diloco doctor again"
         self.add(name, "fail", str(why), **why.values)
 
     def lines(self) -> Iterator[str]:

@@ -104,7 +104,7 @@ def test_nobody_listens() -> None:
     with dead_address() as address:
         report = learner(address)
     assert "connection refused" in wrong(report, "connect")
-    assert report.next.startswith("diloco doctor --bind 0.0.0.0:")
+    assert report.next == f"diloco-syncer --bind {address}"
 
 
 def test_a_name_that_does_not_resolve() -> None:
@@ -479,7 +479,7 @@ class Trap:
         return (pytest.fail, ("a file was unpickled",))
 
 
-def test_models_that_cannot_be_read(tmp_path: Path) -> None:
+def test_models_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save({"model": small_model().state_dict()}, tmp_path / "nested.pt")
     torch.save({"trap": Trap()}, tmp_path / "trap.pt")
     (tmp_path / "junk.safetensors").write_bytes(b"junk")
@@ -501,6 +501,16 @@ def test_models_that_cannot_be_read(tmp_path: Path) -> None:
         with pytest.raises(Wrong) as refusal:
             load_specs(text)
         assert words in str(refusal.value), text
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "no_main.py").write_text("raise SystemExit('usage: ...')")
+    with pytest.raises(Wrong, match="under: if __name__ == '__main__'"):
+        load_specs("no_main:make")
+    with dead_address() as address:
+        report = learner(address, model="no_main:make")
+    assert report.next == f"diloco-syncer --bind {address}"  # of the first thing that is wrong
+    report = Report("learner", "train")
+    report.wrong("model", Wrong("not that"))
+    assert report.next == "mend that (model), then diloco doctor again"
     frozen = small_model().requires_grad_(False)
     sys.modules["frozen_model"] = SimpleNamespace(make=lambda: frozen)  # type: ignore[assignment]
     try:

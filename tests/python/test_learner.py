@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from toys import QUICK, dead_address, small_model
+from toys import LOCKSTEP, QUICK, dead_address, small_model
 
 import diloco
 
@@ -89,6 +90,45 @@ def test_comes_back_by_itself() -> None:
             descend(model, learner, 1)
             threading.Event().wait(0.001)
         assert learner.stats()["state"] == "training"
+
+
+def test_who_never_joined_says_so_at_the_end(syncer: diloco.Syncer, caplog: pytest.LogCaptureFixture) -> None:
+    with dead_address() as address, diloco.Learner(small_model(), address, learner_id="alone") as learner:
+        learner.step()
+    expected = f"[alone] closed without ever having reached the syncer at {address}: 1 steps were made alone"
+    assert [r.levelname for r in caplog.records if r.message.startswith(expected)] == ["WARNING"]
+    caplog.clear()
+    with diloco.Learner(small_model(), syncer.endpoint):
+        pass
+    assert "without ever" not in caplog.text
+
+
+def test_lockstep_says_what_it_waits_for(caplog: pytest.LogCaptureFixture) -> None:
+    """On the syncer, and on the learner while its thread is held."""
+    ended: list[Exception] = []
+
+    def train(learner: diloco.Learner) -> None:
+        try:
+            while True:
+                learner.step()
+        except ConnectionError as error:
+            ended.append(error)
+
+    with diloco.Syncer(**LOCKSTEP | {"min_quorum": 2}, shutdown_s=0.5) as syncer:
+        held = diloco.Learner(small_model(), syncer.endpoint, learner_id="a", give_up_after_s=0.2)
+        thread = threading.Thread(target=train, args=[held])
+        thread.start()
+        deadline = time.monotonic() + 30
+        while "[a] in lockstep, waiting for fragment " not in caplog.text:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert "fewer than min_quorum = 2 are here (`diloco status` says which)" in caplog.text
+        waiting = "1 of 2 learners are here (min_quorum); no outer step until then, in lockstep they wait"
+        assert syncer.status()["waiting"] == waiting
+        assert not ended
+    thread.join(30)
+    held.close()
+    assert len(ended) == 1
 
 
 def test_gives_up_when_asked_to() -> None:

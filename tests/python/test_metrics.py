@@ -179,9 +179,11 @@ def test_waiting_is_lockstep_s_hold() -> None:
 
 
 def test_lost_is_the_share_that_was_discarded() -> None:
-    stats = {"tokens": 100, "versions": [(1, 1), (1, 2)], "discarded": {"overwritten": 30, "lost": 20, "in_flight": 99}}
+    discarded = {"overwritten": 30, "lost": 20, "in_flight": 99}
+    stats = {"tokens": 100, "versions": [(1, 1), (1, 2)], "tokens_absent": 0, "discarded": discarded}
     assert lost_share(stats) == 0.25
-    assert lost_share({"tokens": 0, "versions": [], "discarded": {}}) == 0.0
+    assert lost_share(stats | {"tokens_absent": 100}) == 0.5
+    assert lost_share({"tokens": 0, "versions": [], "tokens_absent": 0, "discarded": {}}) == 0.0
     terms = goodput(wall_s=10.0, catching_up_s=1.0, boundaries_s=2.0, hold_s=1.5, closing_s=0.5, lost=0.25)
     assert terms == {
         "wall_s": 10.0,

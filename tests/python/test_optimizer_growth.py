@@ -97,7 +97,14 @@ def test_what_both_add_is_synchronised(tmp_path: Path, audit: Callable[..., dict
         for one in ones:
             one.opt.close()
             assert set(one.opt.learner.anchor_state_dict()) >= HEAD
-    audit(log, ledgers=ledgers)
+        stats = ones[0].opt.stats()
+        assert stats["tokens_absent"] > 0
+        assert "refused" not in stats["discarded"]
+    report = audit(log, ledgers=ledgers)
+    # What went before the addition is not lost, it was never there.
+    assert "absent" not in report["ledger"]["discarded"]
+    tokens = sum(life["tokens"] for one in report["learners"].values() for life in one["incarnations"])
+    assert 0 < 3 * tokens - report["ledger"]["processed"] < tokens
 
 
 def test_what_one_adds_stays_its_own(caplog: pytest.LogCaptureFixture) -> None:

@@ -55,7 +55,7 @@ def test_gains_are_said_at_start_and_warned_of(capfd: pytest.CaptureFixture[str]
     with diloco.Syncer(preset="diloco", sync_every=4, shutdown_s=0.1):
         pass
     said = capfd.readouterr().err
-    assert "the first outer step goes 1.33 times as far as the merged change, in the long run 7 times" in said
+    assert "the first outer step is 1.33 x the merged change, in the long run 7 x" in said
     assert "WARNING" in said
     assert "multiplies those by up to 7: known to overshoot" in said
 

@@ -118,6 +118,13 @@ bool LearnerCore::Impl::must_hold(FragmentId p) const {
          !fragment.readopt && !rejected && !gave_up && !closing;
 }
 
+std::string LearnerCore::Impl::holding_for() const {
+  for (FragmentId p = 0; p < fragments.size(); ++p) {
+    if (must_hold(p)) return fmt::format("fragment {} after version {}", p, to_string(fragments[p].adopted));
+  }
+  return {};
+}
+
 bool LearnerCore::Impl::wants_adoption(FragmentId p) const {
   const LearnerFragment& fragment = fragments[p];
   const auto& image = island() ? fragment.pending : fragment.ready;
@@ -135,6 +142,7 @@ void LearnerCore::Impl::on_recheck() {
   });
   holding = false;
   for (FragmentId p = 0; p < fragments.size() && !owes_a_step; ++p) holding = holding || must_hold(p);
+  say_holding();
   if (island()) return;  // orders() tells all ranks
   if (!holding) return adopt_ready();
   // Rounds that are late (of who has just joined, after a restart of the syncer, for want of memory) go on meanwhile:
@@ -144,6 +152,22 @@ void LearnerCore::Impl::on_recheck() {
     if (fragment.pull && !fragment.staging) stage(p);
     if (!fragment.staging && !fragment.adopting && wants_adoption(p)) adopt(p);
   }
+}
+
+// What training stands still for, once it has lasted, and then every so often.
+void LearnerCore::Impl::say_holding() {
+  constexpr Seconds kAfterS = 5.0, kEveryS = 30.0;
+  if (!holding) return say_holding_at.reset();
+  if (!say_holding_at) say_holding_at = now + kAfterS;
+  if (now < *say_holding_at) return;
+  say_holding_at = now + kEveryS;
+  const auto away = std::find_if(links.begin(), links.end(), [](const ShardLink& link) { return !link.up(); });
+  log(LogLevel::kWarning,
+      fmt::format("in lockstep, waiting for {}: {}", holding_for(),
+                  away != links.end()
+                      ? fmt::format("the {} is away", name_of(*away))
+                      : fmt::format("other learners have not done their part of it, or fewer than min_quorum = {} are here "
+                                    "(`diloco status` says which)", settings.min_quorum)));
 }
 
 void LearnerCore::Impl::adopt_ready() {

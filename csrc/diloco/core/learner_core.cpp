@@ -28,13 +28,7 @@ bool LearnerCore::joined() const {
   }
   return true;
 }
-std::string LearnerCore::holding_for() const {
-  for (FragmentId p = 0; p < impl_->fragments.size(); ++p) {
-    if (impl_->must_hold(p)) return fmt::format("fragment {} after version {}", p,
-                                                to_string(impl_->fragments[p].adopted));
-  }
-  return {};
-}
+std::string LearnerCore::holding_for() const { return impl_->holding_for(); }
 const Plan* LearnerCore::plan() const { return impl_->plan ? &*impl_->plan : nullptr; }
 const Layout& LearnerCore::layout() const { return impl_->layout; }
 const Settings& LearnerCore::settings() const { return impl_->settings; }
@@ -186,7 +180,9 @@ LearnerStats LearnerCore::Impl::stats() const {
     out.epoch = std::max(out.epoch, link.epoch);
     out.reconnects += link.reconnects;
     out.arriving_bytes += link.downlink.bytes_held();
-    for (const auto& [reason, count] : link.discarded) out.discarded[reason] += count;
+    for (const auto& [reason, count] : link.discarded) {
+      (reason == reason_name(DiscardReason::kAbsent) ? out.tokens_absent : out.discarded[reason]) += count;
+    }
   }
   for (const auto& fragment : fragments) {
     out.tokens_outstanding += tokens - fragment.from + (fragment.limbo_to - fragment.limbo_from);

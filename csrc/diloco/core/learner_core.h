@@ -150,7 +150,8 @@ struct LearnerStats {
   std::uint64_t steps = 0, tokens = 0;
   Clock clock = 0;
   std::uint64_t adoptions = 0, contributions_sent = 0, contributions_merged = 0, reconnects = 0;
-  std::uint64_t tokens_merged = 0, tokens_outstanding = 0;  // summed over fragments
+  // Summed over fragments; absent: of tensors that were added later, from before that.
+  std::uint64_t tokens_merged = 0, tokens_outstanding = 0, tokens_absent = 0;
   std::map<std::string, std::uint64_t> discarded;           // reason -> tokens, summed over fragments
   std::uint64_t staged_bytes = 0, sent_image_bytes = 0, arriving_bytes = 0;
   std::vector<Version> versions;

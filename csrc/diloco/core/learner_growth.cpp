@@ -97,7 +97,7 @@ void LearnerCore::Impl::take_plan(const Welcome& welcome) {
       fragments[p].from = growth.tokens;
       fragments[p].from_steps = growth.steps;
     }
-    discard(p, 0, fragments[p].from, DiscardReason::kRefused);  // it was not there
+    discard(p, 0, fragments[p].from, DiscardReason::kAbsent);
   }
   if (known > 0) log(LogLevel::kInfo, fmt::format("the run has what was added to the model: {} fragments now", plan->size()));
 }

@@ -185,6 +185,8 @@ struct LearnerCore::Impl {
   bool adopts_on_schedule(const LearnerFragment& fragment) const;
   bool wants_adoption(FragmentId fragment) const;
   bool must_hold(FragmentId fragment) const;
+  std::string holding_for() const;
+  void say_holding();
   void discard(FragmentId fragment, std::uint64_t from, std::uint64_t to, DiscardReason reason);
   void settle_limbo(FragmentId fragment, std::uint64_t merged_to);
   void shrink_limbo(FragmentId fragment, DiscardReason reason);
@@ -245,6 +247,7 @@ struct LearnerCore::Impl {
   Clock run_clock = 0;
   std::uint64_t run_tokens = 0;
   bool holding = false;
+  std::optional<TimePoint> say_holding_at;
   std::optional<TimePoint> closing;
   bool said_goodbye = false;
   bool closed = false;

@@ -243,7 +243,7 @@ void SyncerCore::Impl::say_gains() {
   const std::string reach =
       settings.outer_optimizer == OuterKind::kAdam
           ? fmt::format("an outer step moves a weight by about outer_lr = {} at most", settings.outer_lr)
-          : fmt::format("the first outer step goes {:.3g} times as far as the merged change, in the long run {:.3g} times",
+          : fmt::format("the first outer step is {:.3g} x the merged change, in the long run {:.3g} x",
                         gain.first, gain.long_run);
   log(LogLevel::kInfo, fmt::format("preset {}, outer optimizer {}: {}", settings.get("preset"),
                                    settings.get("outer_optimizer"), reach));

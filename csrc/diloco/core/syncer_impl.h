@@ -337,6 +337,7 @@ struct SyncerCore::Impl {
   std::size_t under_way() const;
   void open_rounds(std::optional<Clock> clock, Seconds step);
   void open_on_arrival();
+  LogLevel pace_level() const;
   void say_pace();
   void count_missed(const Round& round);
   void check_rounds();

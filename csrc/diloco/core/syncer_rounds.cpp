@@ -107,27 +107,35 @@ void SyncerCore::Impl::open_on_arrival() {
   }
 }
 
+// With steps as short as this no link keeps up with a round every few of them; nobody needs to be warned of toys.
+LogLevel SyncerCore::Impl::pace_level() const {
+  constexpr Seconds kToyStep = 0.02;
+  return xi_step() < kToyStep ? LogLevel::kInfo : LogLevel::kWarning;
+}
+
 // Once when the network cannot keep up, and again if it recovers and then cannot.
 void SyncerCore::Impl::say_pace() {
   const double effective = due_gap.value_or(settings.sync_every);
   if (effective < 1.25 * settings.sync_every) slow_warned = false;
   if (effective <= 1.5 * settings.sync_every || slow_warned) return;
   slow_warned = true;
-  log(LogLevel::kWarning,
-      fmt::format("each fragment is synced every {:.0f} steps instead of sync_every = {}: a round takes {:.2f} s, a step "
-                  "{:.2f} s; a faster link, a larger sync_every or a smaller wire_dtype would help",
+  log(pace_level(),
+      fmt::format("each fragment is synced every {:.0f} steps instead of sync_every = {}: a round takes {:.2g} s, a step "
+                  "{:.2g} s; a faster link, a larger sync_every or a smaller wire_dtype would help",
                   effective, settings.sync_every, round_s.value_or(0.0), xi_step()));
 }
 
-// A learner whose answers come too late for round after round: its work is merged later and later.
+// A learner whose answers come too late for round after round: its work is merged later and later. Said for the first of
+// its fragments only.
 void SyncerCore::Impl::count_missed(const Round& round) {
   constexpr unsigned kSayAt = 3;
   for (auto& [id, session] : sessions) {
     if (session.control == 0 || !round.pulled.contains(session.account->learner)) continue;
     unsigned& missed = session.missed[round.fragment];
     missed = round.waiting.contains(id) ? missed + 1 : 0;
-    if (missed != kSayAt) continue;
-    log(LogLevel::kWarning, fmt::format("learner '{}' was too late for {} rounds of fragment {} in a row; what it sends is "
+    const auto late = std::count_if(session.missed.begin(), session.missed.end(), [](unsigned n) { return n >= kSayAt; });
+    if (missed != kSayAt || late > 1) continue;
+    log(pace_level(), fmt::format("learner '{}' was too late for {} rounds of fragment {} in a row; what it sends is "
                                         "merged in later ones (a longer grace window, or a faster link, would help)",
                                         session.account->learner, missed, round.fragment));
   }

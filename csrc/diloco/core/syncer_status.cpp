@@ -18,15 +18,24 @@ nlohmann::json versions_json(const Versions& versions) {
   return out;
 }
 
+// Tokens times fragments, but for those from before a fragment's tensors were added to the model.
+std::uint64_t processed_by(const Life& life, std::uint64_t fragments) {
+  const auto absent = life.discarded.find(reason_name(DiscardReason::kAbsent));
+  const std::uint64_t all = life.tokens * fragments;
+  return all - (absent == life.discarded.end() ? 0 : std::min(all, absent->second));
+}
+
 // A ledger over lives.
 struct Sums {
   std::uint64_t lives = 0, processed = 0, merged = 0;
   std::map<std::string, std::uint64_t> discarded;
   void add(const Life& life, std::uint64_t fragments) {
     ++lives;
-    processed += life.tokens * fragments;
+    processed += processed_by(life, fragments);
     merged += life.merged_tokens;
-    for (const auto& [reason, tokens] : life.discarded) discarded[reason] += tokens;
+    for (const auto& [reason, tokens] : life.discarded) {
+      if (reason != reason_name(DiscardReason::kAbsent)) discarded[reason] += tokens;
+    }
   }
 };
 
@@ -39,8 +48,8 @@ std::string SyncerCore::Impl::waiting_text() const {
     return fmt::format("{} of {} fragments have no weights yet", missing, owned_fragments());
   }
   if (live < settings.min_quorum) {
-    return fmt::format("{} of {} learners are here (min_quorum); no outer step until then, learners train on locally",
-                       live, settings.min_quorum);
+    return fmt::format("{} of {} learners are here (min_quorum); no outer step until then, {}", live, settings.min_quorum,
+                       settings.mode == Mode::kLockstep ? "in lockstep they wait" : "learners train on locally");
   }
   if (!clock_now()) {
     return fmt::format("fewer than {} learners (min_quorum) have made a step lately", settings.min_quorum);
@@ -83,7 +92,7 @@ std::string SyncerCore::Impl::status_json() const {
     if (superseded.contains(incarnation)) continue;
     const auto it = live.find(incarnation);
     const Session* session = it == live.end() ? nullptr : it->second;
-    const std::uint64_t tokens = account.tokens * owned_fragments(account.fragments);
+    const std::uint64_t tokens = processed_by(account, owned_fragments(account.fragments));
     const Sums& sums = by_learner.at(account.learner);
     learners.push_back(
         {{"id", account.learner}, {"incarnation", hex(incarnation)}, {"host", account.host}, {"pid", account.pid},

@@ -196,7 +196,9 @@ void Learner::Impl::island_boundary(const Boundary& event, const std::function<v
       const auto plan_now = end_exchange(interrupted);
       carry_out(plan_now, false, 0.0, result);
       if (!plan_now->orders.more) break;
-      if (core && !first) wait_for_news(kNewsS);
+      if (!core || first) continue;
+      deliver_logs();
+      wait_for_news(kNewsS);
     }
   }
   result->reset_inner_state.swap(pending_resets);

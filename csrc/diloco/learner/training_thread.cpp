@@ -59,11 +59,10 @@ std::uint32_t Learner::Impl::hold(std::unique_lock<std::mutex>& lock, const std:
       const PhaseClock::Range range(phases, Phase::kHold);
       changed.wait_for(lock, kSlice, [&] { return io_events != seen; });
     }
-    if (interrupted) {
-      lock.unlock();
-      interrupted();
-      lock.lock();
-    }
+    lock.unlock();
+    deliver_logs();
+    if (interrupted) interrupted();
+    lock.lock();
     feed(Recheck{});
   }
   return adopted;

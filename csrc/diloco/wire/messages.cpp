@@ -361,6 +361,7 @@ const char* reason_name(DiscardReason reason) {
     case DiscardReason::kNonfinite: return "nonfinite";
     case DiscardReason::kRefused: return "refused";
     case DiscardReason::kInFlight: return "in_flight";
+    case DiscardReason::kAbsent: return "absent";
   }
   return "unknown";
 }

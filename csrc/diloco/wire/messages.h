@@ -22,9 +22,10 @@ namespace diloco {
 enum class Role : std::uint8_t { kLearner = 0, kOperator = 1, kMonitor = 2 };  // operator, monitor: reserved
 
 // Discarded-interval reasons; the ledger's columns beside merged and outstanding. kInFlight is not a discard: it marks
-// an interval that was sent and then overwritten locally, so only the syncer can still merge it.
+// an interval that was sent and then overwritten locally, so only the syncer can still merge it. Nor is kAbsent: those
+// tokens were processed before the fragment's tensors were in the model, so it never had any work of theirs.
 enum class DiscardReason : std::uint8_t {
-  kOverwritten = 0, kBlended, kCarryLimit, kLost, kStale, kNonfinite, kRefused, kInFlight
+  kOverwritten = 0, kBlended, kCarryLimit, kLost, kStale, kNonfinite, kRefused, kInFlight, kAbsent
 };
 const char* reason_name(DiscardReason reason);
 

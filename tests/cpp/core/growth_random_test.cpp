@@ -63,7 +63,7 @@ TEST_P(RandomGrowth, KeepsTheInvariants) {
   Plan longest;
   for (std::size_t i = 0; i < run.learners(); ++i) {
     const LearnerStats stats = run.learner(i).stats();
-    std::uint64_t sum = stats.tokens_merged + stats.tokens_outstanding;
+    std::uint64_t sum = stats.tokens_merged + stats.tokens_outstanding + stats.tokens_absent;
     for (const auto& [reason, tokens] : stats.discarded) sum += tokens;
     EXPECT_EQ(sum, stats.tokens * stats.versions.size()) << "learner " << i;
     EXPECT_GE(stats.steps, 200u) << "learner " << i << " holds for " << run.learner(i).holding_for();

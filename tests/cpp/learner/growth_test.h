@@ -71,7 +71,7 @@ struct GrowthTest : NetTest {
   bool heard(const std::string& text) { return said().find(text) != std::string::npos; }
   static void add_up(const One& one) {
     const LearnerStats stats = one.learner->stats();
-    std::uint64_t sum = stats.tokens_merged + stats.tokens_outstanding;
+    std::uint64_t sum = stats.tokens_merged + stats.tokens_outstanding + stats.tokens_absent;
     for (const auto& [reason, tokens] : stats.discarded) sum += tokens;
     EXPECT_EQ(sum, stats.tokens * stats.versions.size());
   }

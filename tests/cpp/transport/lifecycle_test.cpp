@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <thread>
 
 #include "diloco/base/errors.h"
@@ -240,6 +241,28 @@ TEST_P(Transport, LingerIsBoundedWhenNobodyReads) {
   server->close();
   EXPECT_LT(monotonic_now() - start, 10);
   server.frames.clear();
+}
+
+// The server looks at descriptors that libzmq has closed and that are something else by now, of another thread: harmless,
+// and ThreadSanitizer must not take it for a use of that.
+TEST_P(Transport, WhatWasAConnectionIsAnotherThreadsByNow) {
+  ServerNode server(world);
+  const std::string endpoint = server.endpoint;
+  std::atomic<bool> done = false;
+  std::thread others([&] {
+    for (int i = 0; i < 30; ++i) {
+      ClientNode client(world, endpoint);
+      client->connect(Channel::kControl);
+      EXPECT_TRUE(run_until({&client}, [&] { return !client.connected.empty(); }));
+      client->send(Channel::kControl, frame(MessageType::kHello, "", static_cast<Incarnation>(i + 1)));
+      client->close();
+      std::vector<std::unique_ptr<ClientNode>> more;
+      for (int k = 0; k < 8; ++k) more.push_back(std::make_unique<ClientNode>(world, endpoint));
+    }
+    done = true;
+  });
+  EXPECT_TRUE(run_until({&server}, [&] { return done && server.gone.size() == 30; }));
+  others.join();
 }
 
 TEST_P(Transport, CloseIsIdempotentAndFinal) {
