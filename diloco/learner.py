@@ -301,14 +301,17 @@ class Learner:
     def _waited_s(self, stats: dict[str, Any]) -> float:
         return float(stats["hold_s"] + stats["rank_waits_s"])
 
+    # A finalizer may ask for stats() when the interpreter has taken this module apart already.
+    _terms, _share = staticmethod(goodput), staticmethod(lost_share)
+
     def _goodput(self, stats: dict[str, Any]) -> dict[str, float]:
-        return goodput(
+        return self._terms(
             wall_s=(self._ended or time.perf_counter()) - self._began,
             catching_up_s=self._catching_up_s,
             boundaries_s=self._blocked_s - self._joining_s,
             hold_s=self._waited_s(stats),
             closing_s=self._closing_s,
-            lost=lost_share(stats),
+            lost=self._share(stats),
         )
 
     def take_blocked(self) -> list[float]:

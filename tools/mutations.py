@@ -56,7 +56,7 @@ class Result:
 UPLINK, ROUNDS, SESSIONS = "core/syncer_uplink.cpp", "core/syncer_rounds.cpp", "core/syncer_sessions.cpp"
 PUBLISH, LIVES, INIT = "core/syncer_publish.cpp", "core/syncer_lives.cpp", "core/syncer_init.cpp"
 BOUNDARY, LINKS, OUTBOX = "core/learner_boundary.cpp", "core/learner_links.cpp", "core/outbox.cpp"
-QUORUM, OUTER, RUN_MERGE = "quorum/quorum.cpp", "outer/outer.cpp", "merge/run_merge.cpp"
+QUORUM, OUTER = "quorum/quorum.cpp", "outer/outer.cpp"
 
 MUTATIONS = [
     Mutation(

@@ -56,4 +56,5 @@ PYBIND11_MODULE(_C, m) {
   bindings::bind_syncer(m);
   bindings::bind_cluster(m);
   bindings::bind_simulate(m);
+  bindings::bind_bench(m);
 }

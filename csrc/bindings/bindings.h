@@ -30,5 +30,6 @@ void bind_collective(py::module_& m);
 void bind_syncer(py::module_& m);
 void bind_cluster(py::module_& m);
 void bind_simulate(py::module_& m);
+void bind_bench(py::module_& m);
 
 }  // namespace diloco::bindings

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from toys import QUICK, dead_address
+import torch
+from toys import QUICK, dead_address, small_model, train_step
 
 import diloco
 from diloco.testing import SyncerProcess
@@ -210,6 +211,19 @@ def test_ends_cleanly_with_a_syncer(run: Run, ending: str, sized: Callable[[str,
         for _ in range(sized("repetitions", 0, 200 if ending in COMMON else 10)):
             # What was imported is left out of the last garbage collection, which takes most of the time.
             assert_clean(run("gc.freeze()\n" + program, syncer.endpoint), status)
+
+
+def test_stats_when_the_modules_have_been_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the interpreter leaves them to finalizers at its end: every global is None."""
+    with diloco.Syncer(**QUICK, shutdown_s=0.5) as syncer:
+        model = small_model()
+        with diloco.DiLoCoOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, syncer.endpoint) as optimizer:
+            train_step(model, optimizer, 0)
+    for name in ("optimizer", "learner", "_goodput"):
+        module = sys.modules[f"diloco.{name}"]
+        for word in [word for word in vars(module) if not word.startswith("__")]:
+            monkeypatch.setattr(module, word, None)
+    assert optimizer.stats()["steps"] == 1
 
 
 @pytest.mark.parametrize("ending", ["globals", "cycle", "sys_exit", "exception", "os_exit", "forked_child_exits"])

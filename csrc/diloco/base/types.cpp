@@ -19,7 +19,7 @@ std::shared_ptr<Buffer> Buffer::make(std::size_t bytes) { return std::shared_ptr
 
 // calloc rather than aligned_alloc and memset: big blocks then come as untouched zero pages, so the I/O thread can
 // allocate a whole fragment without writing to it.
-Buffer::Buffer(std::size_t bytes) : raw_(nullptr), data_(nullptr), size_(bytes) {
+Buffer::Buffer(std::size_t bytes) : raw_(nullptr), data_(nullptr), size_(bytes), capacity_(bytes) {
   if (bytes > std::numeric_limits<std::size_t>::max() - kAlignment) throw std::bad_alloc();
   raw_ = std::calloc(bytes + kAlignment, 1);
   if (raw_ == nullptr) throw std::bad_alloc();

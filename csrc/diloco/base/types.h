@@ -33,7 +33,7 @@ struct Version {
 
 std::string to_string(const Version& version);  // "3.17"
 
-// Fixed-size byte array, 64-byte aligned, zero-filled. Shared between threads by shared_ptr: written by one
+// Fixed-size byte array, 64-byte aligned, zero-filled unless it is a pool's (base/buffer_pool.h). Shared between threads by shared_ptr: written by one
 // owner, read-only from the moment it is handed on.
 class Buffer {
  public:
@@ -50,10 +50,12 @@ class Buffer {
   std::span<const std::byte> bytes() const { return {data_, size_}; }
 
  private:
+  friend class BufferPool;
   explicit Buffer(std::size_t bytes);
   void* raw_;  // what the allocator gave; data_ is the first aligned byte in it
   std::byte* data_;
   std::size_t size_;
+  std::size_t capacity_;  // above size_ only in a pool's
 };
 using BufferPtr = std::shared_ptr<Buffer>;
 using ConstBufferPtr = std::shared_ptr<const Buffer>;

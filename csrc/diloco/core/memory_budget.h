@@ -26,7 +26,7 @@ LearnerBudget learner_budget(const Layout& layout, const Plan& plan, const Setti
 
 struct SyncerBudget {
   std::uint64_t weights = 0;       // theta, outer state, outgoing images
-  std::uint64_t merging = 0;       // the next state of the largest fragment beside the present one
+  std::uint64_t merging = 0;       // the next state of the largest fragment beside the present one; its buffers are kept
   std::uint64_t least = 0;         // contributions: of one round of the largest fragment; with less, learners are refused
   std::uint64_t comfortable = 0;   // contributions: nobody waits for a turn
   std::uint64_t retained = 0;      // anchor = syncer: images of earlier versions, at most

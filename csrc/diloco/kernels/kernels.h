@@ -34,11 +34,47 @@ void adopt_rebase(const float* next, const float* sent, float* anchor, float* lo
 // values cannot overflow: the result is finite exactly if all elements are, which `finite` (may be null) reports.
 double norm_squared(const std::byte* payload, bool bf16, std::uint64_t n, bool* finite);
 double norm_squared_f32(const float* values, std::uint64_t n);
-// accumulator <- (first ? 0 : accumulator) + scale * payload, two roundings per element.
-void scaled_accumulate(const std::byte* payload, bool bf16, float scale, bool first, float* accumulator, std::uint64_t n);
+// out <- w_0 v_0 + w_1 v_1 + ... over the payloads' elements [at, at + n), from the left, each product and each sum rounded to
+// f32. Zeros without members.
+struct WeightedPayload {
+  const std::byte* payload = nullptr;
+  bool bf16 = false;
+  float weight = 0.0f;
+};
+void weighted_sum(const WeightedPayload* members, std::size_t count, std::uint64_t at, float* out, std::uint64_t n);
 // out <- gain * in; out may be in.
 void scale(const float* in, float gain, float* out, std::uint64_t n);
 // No Inf and no NaN among n values.
 bool all_finite(const std::byte* values, bool bf16, std::uint64_t n);
+
+// The rest of a merge on one block of at most kBlock elements, in one pass: g <- weighted_sum(members, at), momentum <-
+// mu * momentum_in + g, theta <- theta_in - lr * (g + mu * momentum), image <- theta. With `momentum_in` null there is no
+// momentum: theta <- theta_in - lr * g. All roundings are those of the separate steps. A payload may be the f32 values that are
+// at out.theta: each is read before it is written. `streams`: theta, momentum and image go past the caches where their
+// addresses allow it.
+struct StepIn {
+  const WeightedPayload* members = nullptr;
+  std::size_t count = 0;
+  std::uint64_t at = 0;
+  const float* theta = nullptr;
+  const float* momentum = nullptr;
+  float lr = 0.0f, mu = 0.0f;
+};
+struct StepOut {
+  float* theta = nullptr;
+  float* momentum = nullptr;
+  std::byte* image = nullptr;
+  bool bf16 = false;  // the image
+  bool streams = false;
+};
+struct StepSums {
+  double squares = 0.0;  // of g, as norm_squared_f32() gives it
+  bool finite = false;   // image and momentum
+};
+StepSums merge_step(const StepIn& in, const StepOut& out, std::uint64_t n);
+
+// Copies past the caches where the machine can: a store that does not read its line first is a third cheaper, and nobody
+// is about to read what it wrote. Visible to other threads like any other store. Any alignment.
+void stream(const void* in, std::uint64_t bytes, void* out);
 
 }  // namespace diloco::kernels

@@ -1,19 +1,19 @@
-#include <algorithm>
-
-#include "diloco/codec/codec.h"
-#include "diloco/kernels/kernels.h"
 #include "diloco/merge/segment_merge.h"
 
 namespace diloco {
 
-void mean_merge(SegmentMembers members, std::uint64_t begin, std::uint64_t count, float* out) {
-  if (members.empty()) std::fill_n(out, count, 0.0f);
-  bool first = true;
+Terms mean_terms(SegmentMembers members) {
+  Terms terms;
   for (const SegmentMember& member : members) {
-    kernels::scaled_accumulate(member.payload + codec_bytes(member.codec, begin), member.codec == Codec::kBf16,
-                               static_cast<float>(member.weight), first, out, count);
-    first = false;
+    const auto weight = static_cast<float>(member.weight);
+    if (weight != 0.0f) terms.push_back({member.payload, member.codec == Codec::kBf16, weight});
   }
+  return terms;
+}
+
+void mean_merge(SegmentMembers members, std::uint64_t numel, float* out) {
+  const Terms terms = mean_terms(members);
+  kernels::weighted_sum(terms.data(), terms.size(), 0, out, numel);
 }
 
 }  // namespace diloco

@@ -1,7 +1,8 @@
 // One round's arithmetic, from payloads to the next version: screen, merge (weighted mean or RDA per tensor), outer
 // step, outgoing image. Pure functions of their arguments, called on worker threads.
 //
-// Results depend on the members' order (learner-id order) only, never on arrival, threads or instruction set.
+// Results depend on the members' order (learner-id order) only, never on arrival, threads or instruction set: sums over a
+// tensor are sums over its blocks (kernels/kernels.h), added in order whoever made them.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "diloco/base/buffer_pool.h"
+#include "diloco/base/parallel.h"
 #include "diloco/base/settings.h"
 #include "diloco/base/types.h"
 #include "diloco/fragment/plan.h"
@@ -24,7 +27,7 @@ struct Image {
   std::vector<std::uint64_t> checksums;
 };
 // No bytes, no chunks. Throws ConfigError if chunk_bytes is 0.
-Image make_image(ConstBufferPtr bytes, std::uint64_t chunk_bytes);
+Image make_image(ConstBufferPtr bytes, std::uint64_t chunk_bytes, const Parallel& parallel = serially);
 std::uint64_t checksum(std::span<const std::byte> bytes);
 
 // The syncer's copy of one fragment. Immutable once published.
@@ -66,6 +69,9 @@ struct MergeJob {
   std::vector<MergeMember> members;  // in learner-id order, at least one
 };
 
+// Of the state and the image that come of it.
+std::uint64_t state_bytes(const MergeJob& job);
+
 struct MergeResult {
   bool ok = false;                            // false: the next state would not be finite; nothing was replaced
   std::size_t largest_member = 0;             // valid if !ok: index of the member with the largest norm
@@ -75,8 +81,9 @@ struct MergeResult {
 };
 // If every weight is 0 there is no outer step: theta and outer state are copied bit for bit, momentum does not move.
 // Not ok if theta, the outer state or the image (bf16 rounds large values to Inf) would not be finite.
-// Throws ConfigError if sizes in the job contradict each other.
-MergeResult run_merge(const MergeJob& job);
+// Throws ConfigError if sizes in the job contradict each other. State and image come from the pool.
+MergeResult run_merge(const MergeJob& job, BufferPool& pool, const Parallel& parallel);
+MergeResult run_merge(const MergeJob& job);  // on the caller's thread, without a pool
 
 // Which tensors use RDA: the first rule of settings.merge_overrides that matches a name (aliases included), else
 // settings.merge for tensors of at least two dimensions and the mean for the rest. Throws ConfigError if the rules

@@ -1,8 +1,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "diloco/codec/codec.h"
-#include "diloco/kernels/kernels.h"
 #include "diloco/merge/segment_merge.h"
 
 namespace diloco {
@@ -17,50 +15,48 @@ int range_exponent(double largest_factor) {
   return std::clamp(exponent, -60, 60) - exponent;
 }
 
-// Block by block, so that the sum stays in the cache while every member is added, and its norm costs no pass of its own.
-double accumulate_directions(SegmentMembers members, int exponent, std::uint64_t numel, float* sum) {
-  double squared = 0.0;
-  for (std::uint64_t begin = 0; begin < numel; begin += kernels::kBlock) {
-    const std::uint64_t count = std::min(kernels::kBlock, numel - begin);
-    bool first = true;
-    for (const SegmentMember& member : members) {
-      if (member.norm == 0.0) continue;
-      const auto factor = static_cast<float>(std::ldexp(member.weight / member.norm, exponent));
-      kernels::scaled_accumulate(member.payload + codec_bytes(member.codec, begin), member.codec == Codec::kBf16, factor,
-                                 first, sum + begin, count);
-      first = false;
-    }
-    squared += kernels::norm_squared_f32(sum + begin, count);
-  }
-  return std::sqrt(squared);
-}
-
 }  // namespace
 
-std::optional<float> rda_direction(SegmentMembers members, std::uint64_t numel, float* sum) {
-  double radius = 0.0;
-  double directed_weight = 0.0;
+RdaMerge::RdaMerge(SegmentMembers members) {
   double largest_factor = 0.0;
-  int directed = 0;
   for (const SegmentMember& member : members) {
     if (member.norm == 0.0) continue;
-    ++directed;
-    radius += member.weight * member.norm;
-    directed_weight += member.weight;
+    ++directed_;
+    radius_ += member.weight * member.norm;
+    directed_weight_ += member.weight;
     largest_factor = std::max(largest_factor, member.weight / member.norm);
   }
-  if (directed < 2) return std::nullopt;
-  const int exponent = range_exponent(largest_factor);
-  const double length = accumulate_directions(members, exponent, numel, sum);
-  if (!(length >= kCancelled * std::ldexp(directed_weight, exponent))) return std::nullopt;
-  return static_cast<float>(radius / length);
+  if (is_mean()) return;
+  exponent_ = range_exponent(largest_factor);
+  for (const SegmentMember& member : members) {
+    if (member.norm == 0.0) continue;
+    const auto factor = static_cast<float>(std::ldexp(member.weight / member.norm, exponent_));
+    if (factor != 0.0f) terms_.push_back({member.payload, member.codec == Codec::kBf16, factor});
+  }
+}
+
+// Its norm costs no pass of its own: the block is in the cache.
+double RdaMerge::direction(std::uint64_t begin, std::uint64_t count, float* sum) const {
+  kernels::weighted_sum(terms_.data(), terms_.size(), begin, sum, count);
+  return kernels::norm_squared_f32(sum, count);
+}
+
+std::optional<float> RdaMerge::gain(double squares) const {
+  const double length = std::sqrt(squares);
+  if (is_mean() || !(length >= kCancelled * std::ldexp(directed_weight_, exponent_))) return std::nullopt;
+  return static_cast<float>(radius_ / length);
 }
 
 void rda_merge(SegmentMembers members, std::uint64_t numel, float* out) {
-  if (const std::optional<float> gain = rda_direction(members, numel, out)) {
+  const RdaMerge rda(members);
+  double squares = 0.0;
+  for (std::uint64_t begin = 0; begin < numel && !rda.is_mean(); begin += kernels::kBlock) {
+    squares += rda.direction(begin, std::min(kernels::kBlock, numel - begin), out + begin);
+  }
+  if (const std::optional<float> gain = rda.gain(squares)) {
     kernels::scale(out, *gain, out, numel);
   } else {
-    mean_merge(members, 0, numel, out);
+    mean_merge(members, numel, out);
   }
 }
 

@@ -1,18 +1,26 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "diloco/base/errors.h"
 #include "diloco/codec/codec.h"
 #include "diloco/kernels/kernels.h"
 #include "diloco/merge/merge.h"
+#include "diloco/merge/next_state.h"
 #include "diloco/merge/segment_merge.h"
 
 namespace diloco {
 namespace {
+
+using kernels::kBlock;
+using Part = NextState::Part;
+
+// Elements one thread does at a time. A tensor of no more is done as a whole, so that what RDA's first pass has written is
+// still in that core's cache when the second one reads it.
+constexpr std::uint64_t kPart = 16 * kBlock;
 
 void expect(bool ok, const char* what, std::uint64_t expected, std::uint64_t got) {
   if (!ok) throw ConfigError(fmt::format("merge: {}: expected {}, got {}", what, expected, got));
@@ -65,136 +73,133 @@ std::size_t largest_member(const MergeJob& job) {
   return largest;
 }
 
-// One tensor of a member's contribution: as it came, or, with a base image, against the previous theta instead
-// (Decoupled DiLoCo, App. D.2): out <- payload + (theta - image), in f32.
-SegmentMember anchored(const MergeJob& job, const MergeMember& member, std::size_t index, double weight,
-                       std::vector<float>* out) {
-  const Segment& segment = job.in.segments[index];
-  const std::byte* payload = member.payload->data() + segment.byte_offset;
-  if (!member.base_image) return {segment.codec, payload, weight, member.norms[index]};
-  out->resize(segment.numel);
-  decode(segment.codec, payload, segment.numel, out->data());
-  const Segment& image = job.out.segments[index];
-  const auto* theta = reinterpret_cast<const std::byte*>(job.previous->theta->f32() + segment.element_offset);
-  kernels::scaled_accumulate(theta, false, 1.0f, false, out->data(), segment.numel);
-  kernels::scaled_accumulate(member.base_image->data() + image.byte_offset, image.codec == Codec::kBf16, -1.0f, false,
-                             out->data(), segment.numel);
-  return {Codec::kF32, reinterpret_cast<const std::byte*>(out->data()), weight,
-          std::sqrt(kernels::norm_squared_f32(out->data(), segment.numel))};
+// The members' parts of one tensor.
+using Tensor = std::vector<SegmentMember>;
+
+// As they came.
+Tensor members_of(const MergeJob& job, std::size_t index, double total) {
+  Tensor members;
+  for (const MergeMember& member : job.members) {
+    if (!has_weight(member)) continue;
+    const Segment& segment = job.in.segments[index];
+    members.push_back({segment.codec, member.payload->data() + segment.byte_offset, member.weight / total, member.norms[index]});
+  }
+  return members;
 }
 
-// The next state while it is being computed, one block of one tensor after the other; nothing of the previous state is
-// touched.
-class NextState {
- public:
-  explicit NextState(const MergeJob& job) : job_(job), state_(std::make_shared<FragmentState>()) {
-    state_->version = job.next_version;
-    state_->outer_steps = job.previous->outer_steps + 1;
-    state_->theta = Buffer::make(job.in.numel * sizeof(float));
-    if (const std::uint64_t floats = outer_state_floats(job.outer)) {
-      state_->outer_state = Buffer::make(floats * job.in.numel * sizeof(float));
-    }
-    image_ = Buffer::make(job.out.bytes);
-  }
+std::vector<Part> parts_of(const MergeJob& job, std::size_t index) {
+  std::vector<Part> parts;
+  const std::uint64_t numel = job.in.segments[index].numel;
+  for (std::uint64_t begin = 0; begin < numel; begin += kPart) parts.push_back({index, begin, std::min(begin + kPart, numel)});
+  return parts;
+}
 
-  // All weights are zero: no outer step, so that momentum does not move what nobody contributed to.
-  void keep_previous() {
-    copy(job_.previous->theta, state_->theta);
-    copy(job_.previous->outer_state, state_->outer_state);
-    state_->outer_steps = job_.previous->outer_steps;
-    encode_payload(job_.out, state_->theta->f32(), image_->data());
+// Those with a base image take their displacement against the previous theta instead (Decoupled DiLoCo, App. D.2):
+// payload + (theta - image), in f32. `room`: one array for each, of the tensor's size.
+void shift(const MergeJob& job, std::size_t index, const Parallel& parallel, std::vector<std::vector<float>>& room,
+           Tensor* members) {
+  const Segment& segment = job.in.segments[index];
+  const Segment& image = job.out.segments[index];
+  std::size_t weighted = 0;
+  for (std::size_t m = 0; m < job.members.size(); ++m) {
+    if (!has_weight(job.members[m])) continue;
+    SegmentMember& member = (*members)[weighted++];
+    if (!job.members[m].base_image) continue;
+    room[m].resize(segment.numel);
+    std::vector<double> squares((segment.numel + kBlock - 1) / kBlock);
+    parallel(squares.size(), [&, m](std::size_t block) {
+      const std::uint64_t begin = block * kBlock, count = std::min(kBlock, segment.numel - begin);
+      const auto* theta = reinterpret_cast<const std::byte*>(job.previous->theta->f32() + segment.element_offset);
+      const std::byte* base = job.members[m].base_image->data() + image.byte_offset;
+      const kernels::WeightedPayload terms[] = {
+          {member.payload, segment.codec == Codec::kBf16, 1.0f}, {theta, false, 1.0f}, {base, image.codec == Codec::kBf16, -1.0f}};
+      kernels::weighted_sum(terms, 3, begin, room[m].data() + begin, count);
+      squares[block] = kernels::norm_squared_f32(room[m].data() + begin, count);
+    });
+    member.codec = Codec::kF32;
+    member.payload = reinterpret_cast<const std::byte*>(room[m].data());
+    member.norm = std::sqrt(std::accumulate(squares.begin(), squares.end(), 0.0));
   }
+}
 
-  // False if something is not finite any more.
-  bool merge_segment(std::size_t index, SegmentMembers members) {
-    const Segment& segment = job_.in.segments[index];
-    // The new theta of this tensor is not there yet: its place holds the sum of directions until then.
-    float* sum = state_->theta->f32() + segment.element_offset;
-    const std::optional<float> gain =
-        job_.use_rda[index] ? rda_direction(members, segment.numel, sum) : std::nullopt;
-    for (std::uint64_t begin = 0; begin < segment.numel; begin += kernels::kBlock) {
-      const std::uint64_t count = std::min(kernels::kBlock, segment.numel - begin);
-      if (gain) {
-        kernels::scale(sum + begin, *gain, gradient_.data(), count);
-      } else {
-        mean_merge(members, begin, count, gradient_.data());
-      }
-      if (!finish_block(index, begin, count)) return false;
-    }
-    return true;
-  }
-
-  MergeResult result() {
-    MergeResult result;
-    result.ok = true;
-    result.image = make_image(image_, job_.chunk_bytes);
-    result.next = state_;
-    result.delta_norm = std::sqrt(delta_squared_);
-    return result;
-  }
-
- private:
-  static void copy(const BufferPtr& from, const BufferPtr& to) {
-    if (from && to) std::copy_n(from->data(), from->size(), to->data());
-  }
-
-  // Outer step, image and checks of one block while it is in the cache.
-  bool finish_block(std::size_t index, std::uint64_t begin, std::uint64_t count) {
-    const std::uint64_t at = job_.in.segments[index].element_offset + begin;
-    float* theta = state_->theta->f32() + at;
-    OuterState<const float> before{nullptr, job_.in.numel};
-    OuterState<float> after{nullptr, job_.in.numel};
-    if (state_->outer_state) {
-      before.values = job_.previous->outer_state->f32() + at;
-      after.values = state_->outer_state->f32() + at;
-    }
-    outer_step(job_.outer, job_.previous->outer_steps, gradient_.data(), job_.previous->theta->f32() + at, before, theta,
-               after, count);
-    const Segment& out = job_.out.segments[index];
-    std::byte* image = image_->data() + out.byte_offset + codec_bytes(out.codec, begin);
-    encode(out.codec, theta, count, image);
-    delta_squared_ += kernels::norm_squared_f32(gradient_.data(), count);
-    // The image covers theta, and more: a large f32 can round to Inf in bf16.
-    bool finite = kernels::all_finite(image, out.codec == Codec::kBf16, count);
-    for (std::uint64_t i = 0; i < outer_state_floats(job_.outer); ++i) {
-      finite = finite && kernels::all_finite(reinterpret_cast<const std::byte*>(after.values + i * after.stride), false, count);
-    }
-    return finite;
-  }
-
-  const MergeJob& job_;
-  std::shared_ptr<FragmentState> state_;
-  BufferPtr image_;
-  double delta_squared_ = 0.0;
-  alignas(64) std::array<float, kernels::kBlock> gradient_;
+struct Work {
+  explicit Work(const Tensor& members) : mean(mean_terms(members)), rda(members) {}
+  Terms mean;
+  RdaMerge rda;
 };
+
+// The tensors from `from` on: the small ones side by side, then one large one after the other, each of its passes on all cores.
+void merge_tensors(NextState& next, const MergeJob& job, std::size_t from, const std::vector<Tensor>& tensors,
+                   const Parallel& parallel) {
+  const std::vector<Work> works(tensors.begin(), tensors.end());
+  const auto two_passes = [&](std::size_t index) { return job.use_rda[index] && !works[index - from].rda.is_mean(); };
+  std::vector<Part> together;
+  std::vector<std::size_t> large;
+  for (std::size_t index = from; index < from + tensors.size(); ++index) {
+    if (two_passes(index) && job.in.segments[index].numel > kPart) {
+      large.push_back(index);
+      continue;
+    }
+    for (const Part& part : parts_of(job, index)) together.push_back(part);
+  }
+  parallel(together.size(), [&](std::size_t i) {
+    const Part& part = together[i];
+    const Work& work = works[part.index - from];
+    std::optional<float> gain;
+    if (two_passes(part.index)) {
+      next.sum_directions(part, work.rda);
+      gain = work.rda.gain(next.squares_of_directions(part.index));
+    }
+    next.finish(part, work.mean, gain);
+  });
+  for (const std::size_t index : large) {
+    const std::vector<Part> parts = parts_of(job, index);
+    const Work& work = works[index - from];
+    parallel(parts.size(), [&](std::size_t i) { next.sum_directions(parts[i], work.rda); });
+    const std::optional<float> gain = work.rda.gain(next.squares_of_directions(index));
+    parallel(parts.size(), [&](std::size_t i) { next.finish(parts[i], work.mean, gain); });
+  }
+}
 
 }  // namespace
 
-MergeResult run_merge(const MergeJob& job) {
+std::uint64_t state_bytes(const MergeJob& job) {
+  return (1 + outer_state_floats(job.outer)) * sizeof(float) * job.in.numel + job.out.bytes;
+}
+
+MergeResult run_merge(const MergeJob& job, BufferPool& pool, const Parallel& parallel) {
   check_job(job);
   double total = 0.0;
-  for (const MergeMember& member : job.members) total += has_weight(member) ? member.weight : 0.0;
-  NextState next(job);
+  bool shifted = false;
+  for (const MergeMember& member : job.members) {
+    total += has_weight(member) ? member.weight : 0.0;
+    shifted = shifted || (has_weight(member) && member.base_image);
+  }
+  NextState next(job, pool);
   if (total == 0.0) {
     next.keep_previous();
-    return next.result();
+    return next.result(parallel);
   }
-  std::vector<SegmentMember> members;
-  std::vector<std::vector<float>> shifted(job.members.size());  // a tensor of each member with a base image
-  for (std::size_t index = 0; index < job.in.segments.size(); ++index) {
-    members.clear();
-    for (std::size_t m = 0; m < job.members.size(); ++m) {
-      if (!has_weight(job.members[m])) continue;
-      members.push_back(anchored(job, job.members[m], index, job.members[m].weight / total, &shifted[m]));
-    }
-    if (!next.merge_segment(index, members)) {
-      MergeResult failed;
-      failed.largest_member = largest_member(job);
-      return failed;
-    }
+  std::vector<Tensor> tensors;
+  std::vector<std::vector<float>> room(job.members.size());
+  for (std::size_t index = 0; index < job.in.segments.size() && next.finite(); ++index) {
+    tensors.push_back(members_of(job, index, total));
+    if (!shifted) continue;
+    // One at a time, so that there is never more than one tensor of each member in memory twice.
+    shift(job, index, parallel, room, &tensors.back());
+    merge_tensors(next, job, index, tensors, parallel);
+    tensors.clear();
   }
-  return next.result();
+  if (!shifted) merge_tensors(next, job, 0, tensors, parallel);
+  if (next.finite()) return next.result(parallel);
+  MergeResult failed;
+  failed.largest_member = largest_member(job);
+  return failed;
+}
+
+MergeResult run_merge(const MergeJob& job) {
+  BufferPool pool(0);
+  return run_merge(job, pool, serially);
 }
 
 }  // namespace diloco

@@ -168,9 +168,12 @@ struct Syncer::Impl {
     });
   }
   void execute(RunMerge& action, std::deque<SyncerEvent>&) {
+    // What one version gives back is what the next one needs.
+    buffers.keep_at_least(state_bytes(action.merge));
     workers.submit(Workers::Priority::kMerge, [this, work = std::make_shared<RunMerge>(std::move(action))] {
       MergeDone done{work->job, {}};
-      guarded("merge", [&] { done.result = run_merge(work->merge); });
+      const auto parallel = [this](std::size_t count, const auto& body) { workers.parallel(count, body); };
+      guarded("merge", [&] { done.result = run_merge(work->merge, buffers, parallel); });
       answer(std::move(done));
     });
   }
@@ -277,7 +280,8 @@ struct Syncer::Impl {
   std::condition_variable ended_changed;
 
   std::mutex join_mutex;
-  Workers workers;  // after what its jobs use
+  BufferPool buffers;  // of the states that merges make
+  Workers workers;     // after what its jobs use
   std::thread io;
 };
 

@@ -73,11 +73,12 @@ class HostNumbers final : public CollectiveNumbers {
   Merged merge(FragmentId p) override {
     Merged merged;
     MergeJob job = job_of(p, &merged);
-    MergeResult result = run_merge(job);
+    buffers_.keep_at_least(state_bytes(job));
+    MergeResult result = run_merge(job, buffers_, serially);
     while (!result.ok) {  // the next weights would not be finite: without the largest contribution
       merged.refused.push_back(static_cast<int>(result.largest_member));
       job.members[result.largest_member].weight = 0.0;
-      result = run_merge(job);
+      result = run_merge(job, buffers_, serially);
     }
     fragments_[p].state = result.next;
     fragments_[p].image = result.image.bytes;
@@ -198,6 +199,7 @@ class HostNumbers final : public CollectiveNumbers {
   Mover mover_;
   std::vector<Fragment> fragments_;
   std::vector<BufferPtr> idle_;
+  BufferPool buffers_;  // of the states that merges make
 };
 
 }  // namespace

@@ -70,7 +70,7 @@ OuterOptions options_from(const char* op, std::string_view text) {
 at::Tensor mean_merge(at::TensorList deltas, const at::Tensor& weights) {
   const auto members = members_of("mean_merge", deltas, weights);
   at::Tensor merged = at::empty(deltas[0].sizes(), deltas[0].options());
-  diloco::mean_merge(members, 0, static_cast<std::uint64_t>(merged.numel()),
+  diloco::mean_merge(members, static_cast<std::uint64_t>(merged.numel()),
                      static_cast<float*>(merged.data_ptr()));
   return merged;
 }

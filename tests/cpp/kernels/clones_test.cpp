@@ -1,6 +1,8 @@
 // Every instruction set must give the same bits: learners and syncer run on different machines, and replays must repeat.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "kernels/arrays.h"
 
 #define DILOCO_DECLARE_CLONE(name)                                                                              \
@@ -12,7 +14,29 @@
   void adopt_blend(const float*, float, float*, float*, std::uint64_t);                                         \
   void adopt_rebase(const float*, const float*, float*, float*, std::uint64_t);                                 \
   double norm_squared(const std::byte*, bool, std::uint64_t, bool*);                                            \
-  void scaled_accumulate(const std::byte*, bool, float, bool, float*, std::uint64_t);                           \
+  struct WeightedPayload {                                                                                      \
+    const std::byte* payload;                                                                                   \
+    bool bf16;                                                                                                  \
+    float weight;                                                                                               \
+  };                                                                                                            \
+  void weighted_sum(const WeightedPayload*, std::size_t, std::uint64_t, float*, std::uint64_t);                 \
+  struct StepIn {                                                                                               \
+    const WeightedPayload* members;                                                                             \
+    std::size_t count;                                                                                          \
+    std::uint64_t at;                                                                                           \
+    const float *theta, *momentum;                                                                              \
+    float lr, mu;                                                                                               \
+  };                                                                                                            \
+  struct StepOut {                                                                                              \
+    float *theta, *momentum;                                                                                    \
+    std::byte* image;                                                                                           \
+    bool bf16, streams;                                                                                         \
+  };                                                                                                            \
+  struct StepSums {                                                                                             \
+    double squares;                                                                                             \
+    bool finite;                                                                                                \
+  };                                                                                                            \
+  StepSums merge_step(const StepIn&, const StepOut&, std::uint64_t);                                            \
   void scale(const float*, float, float*, std::uint64_t);                                                       \
   bool all_finite(const std::byte*, bool, std::uint64_t);                                                       \
   }
@@ -59,13 +83,35 @@ struct Input {
     ns::adopt_rebase(in.c.data(), nullptr, x.data(), y.data(), n);                                              \
     out.arrays.push_back(test::bytes_of(x));                                                                    \
     out.arrays.push_back(test::bytes_of(y));                                                                    \
-    ns::scaled_accumulate(wide.data(), false, 0.123f, true, z.data(), n);                                       \
-    ns::scaled_accumulate(in.halves.data(), true, 1.7f, false, z.data(), n);                                    \
-    ns::scaled_accumulate(wide.data(), false, -0.9f, false, z.data(), n);                                       \
+    const ns::WeightedPayload wides{wide.data(), false, 0.123f}, halves{in.halves.data(), true, -0.9f};         \
+    const std::vector<ns::WeightedPayload> groups[] = {{wides, wides, wides, wides, halves, halves, halves, halves, wides}, \
+                                                       {halves, halves, halves, halves, wides, wides, wides, wides, halves}, \
+                                                       {wides}};                                                \
+    for (const auto& group : groups) {                                                                          \
+      ns::weighted_sum(group.data(), group.size(), 0, z.data(), n);                                             \
+      out.arrays.push_back(test::bytes_of(z));                                                                  \
+      for (int kind = 0; kind < 8; ++kind) {                                                                    \
+        const bool momentum = kind & 1, bf16 = kind & 2, streams = kind & 4;                                    \
+        Floats theta(n), moved(n);                                                                              \
+        Bytes image(n * 4);                                                                                     \
+        for (std::uint64_t at = 0; at < n; at += kernels::kBlock) {                                             \
+          const ns::StepSums sums = ns::merge_step(                                                             \
+              {group.data(), group.size(), at, in.a.data() + at, momentum ? in.b.data() + at : nullptr, 0.7f, 0.9f}, \
+              {theta.data() + at, momentum ? moved.data() + at : nullptr, image.data() + at * (bf16 ? 2 : 4), bf16, streams}, \
+              std::min(kernels::kBlock, n - at));                                                               \
+          out.sums.insert(out.sums.end(), {sums.squares, double(sums.finite)});                                 \
+        }                                                                                                       \
+        out.arrays.insert(out.arrays.end(), {test::bytes_of(theta), test::bytes_of(moved), image});             \
+      }                                                                                                         \
+    }                                                                                                           \
     ns::scale(z.data(), 0.77f, z.data(), n);                                                                    \
     out.arrays.push_back(test::bytes_of(z));                                                                    \
-    out.sums = {ns::norm_squared(wide.data(), false, n, nullptr), ns::norm_squared(in.halves.data(), true, n, nullptr), \
-                double(ns::all_finite(wide.data(), false, n)), double(ns::all_finite(in.halves.data(), true, n))};      \
+    for (const double sum : {ns::norm_squared(wide.data(), false, n, nullptr),                                  \
+                             ns::norm_squared(in.halves.data(), true, n, nullptr),                              \
+                             double(ns::all_finite(wide.data(), false, n)),                                     \
+                             double(ns::all_finite(in.halves.data(), true, n))}) {                              \
+      out.sums.push_back(sum);                                                                                  \
+    }                                                                                                           \
     return out;                                                                                                 \
   }
 

@@ -1,6 +1,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <iterator>
+#include <thread>
 
 #include "merge/jobs.h"
 
@@ -116,6 +122,127 @@ TEST(RunMerge, DeltaNormIsThatOfTheMergedGradient) {
   builder.add(test::random_floats(kNumel, 1), 1.0).add(test::random_floats(kNumel, 2), 3.0);
   const MergeResult result = run_merge(builder.job);
   EXPECT_NEAR(result.delta_norm, test::norm(test::doubles(test::floats_of(*result.next->theta))), 1e-9 * result.delta_norm);
+}
+
+// Above the size from which results go past the caches, with tensors above and below that of one part, at odd places.
+Layout large_model() {
+  return {{tensor("a.bias", {37}), tensor("b.weight", {700, 1001}), tensor("c.weight", {13, 999}), tensor("d.embed", {300, 1111}),
+           tensor("e.weight", {64, 1024})}};
+}
+
+std::vector<test::Bytes> everything(const MergeResult& result) {
+  const auto bytes = [](const ConstBufferPtr& buffer) { return test::Bytes(buffer->bytes().begin(), buffer->bytes().end()); };
+  return {bytes(result.next->theta), bytes(result.next->outer_state), bytes(result.image.bytes)};
+}
+
+TEST(RunMerge, ThreadsAndTheirOrderDoNotMatter) {
+  const Layout layout = large_model();
+  const std::uint64_t numel = layout.numel();
+  for (const bool shifted : {false, true}) {
+    JobBuilder builder(layout, test::random_floats(numel, 1), test::random_floats(numel, 2, 0.1f), WireDtype::kBf16, WireDtype::kBf16);
+    builder.nesterov(0.7f, 0.9f);
+    ASSERT_LT(builder.job.out.bytes, 4 * numel);
+    ASSERT_GT(builder.job.out.bytes, 2 * numel) << "there is padding";
+    for (std::uint64_t m = 0; m < 5; ++m) {
+      const Floats base = shifted && m % 2 == 1 ? test::random_floats(numel, 30 + m) : Floats{};
+      builder.add(test::random_floats(numel, 10 + m, 0.01f), 1.0 + static_cast<double>(m), fmt::format("learner-{}", m), base);
+    }
+    const MergeResult alone = run_merge(builder.job);
+    const std::vector<test::Bytes> expected = everything(alone);
+    const auto backwards = [](std::size_t count, const std::function<void(std::size_t)>& body) {
+      while (count > 0) body(--count);
+    };
+    const auto on_threads = [](std::size_t count, const std::function<void(std::size_t)>& body) {
+      std::atomic<std::size_t> next{0};
+      std::vector<std::thread> threads;
+      for (int t = 0; t < 3; ++t) {
+        threads.emplace_back([&] {
+          for (std::size_t i = next++; i < count; i = next++) body(i);
+        });
+      }
+      for (std::thread& thread : threads) thread.join();
+    };
+    BufferPool pool(std::size_t{1} << 30);
+    for (const std::uint64_t bytes : {4 * numel, 4 * numel, builder.job.out.bytes}) {
+      const BufferPtr used = pool.make(bytes);
+      std::memset(used->data(), 0xff, used->size());
+    }
+    for (int round = 0; round < 3; ++round) {  // the later ones in buffers that have been used
+      for (const Parallel& parallel : {Parallel(serially), Parallel(backwards), Parallel(on_threads)}) {
+        const MergeResult again = run_merge(builder.job, pool, parallel);
+        ASSERT_TRUE(again.ok);
+        EXPECT_EQ(everything(again), expected);
+        EXPECT_EQ(again.image.checksums, alone.image.checksums);
+        EXPECT_EQ(again.delta_norm, alone.delta_norm);
+      }
+    }
+    EXPECT_GT(pool.idle_bytes(), 0u);
+  }
+}
+
+// A large fragment and its halves give the same, with each outer optimizer: the large one goes past the caches.
+TEST(RunMerge, WayToMemoryDoesNotMatter) {
+  const Layout whole{{tensor("a", {513, 1999}), tensor("b", {700, 1001})}};
+  const Layout parts[] = {{{whole.tensors[0]}}, {{whole.tensors[1]}}};
+  const std::uint64_t first = parts[0].numel(), numel = whole.numel();
+  ASSERT_GE(numel, std::uint64_t{1} << 20);
+  ASSERT_LT(std::max(first, numel - first), std::uint64_t{1} << 20);
+  for (const OuterKind kind : {OuterKind::kSgd, OuterKind::kNesterov, OuterKind::kAdam, OuterKind::kDelayedNesterov}) {
+    OuterOptions outer{kind, 0.7f, 0.9f};
+    outer.delay = kind == OuterKind::kDelayedNesterov ? 2 : 1;
+    const std::uint64_t states = outer_state_floats(outer);
+    const Floats theta = test::random_floats(numel, 1);
+    std::vector<Floats> state, work;
+    for (std::uint64_t i = 0; i < states; ++i) state.push_back(test::random_floats(numel, 20 + i, 0.01f));
+    for (Floats& values : state) std::ranges::for_each(values, [](float& x) { x = std::abs(x); });
+    for (std::uint64_t m = 0; m < 3; ++m) work.push_back(test::random_floats(numel, 10 + m, 0.01f));
+    const auto merged = [&](const Layout& layout, std::uint64_t begin, std::uint64_t count) {
+      const auto cut = [&](const Floats& all) {
+        const auto at = all.begin() + static_cast<std::ptrdiff_t>(begin);
+        return Floats(at, at + static_cast<std::ptrdiff_t>(count));
+      };
+      Floats states_of;
+      for (const Floats& values : state) std::ranges::copy(cut(values), std::back_inserter(states_of));
+      JobBuilder builder(layout, cut(theta), states_of);
+      builder.job.outer = outer;
+      for (std::size_t m = 0; m < work.size(); ++m) builder.add(cut(work[m]), 1.0 + static_cast<double>(m));
+      const MergeResult result = run_merge(builder.job);
+      EXPECT_TRUE(result.ok);
+      std::vector<Floats> out = {test::floats_of(*result.next->theta)};
+      for (std::uint64_t i = 0; i < states; ++i) {
+        const float* values = result.next->outer_state->f32() + i * count;
+        out.emplace_back(values, values + count);
+      }
+      return out;
+    };
+    const auto large = merged(whole, 0, numel), a = merged(parts[0], 0, first), b = merged(parts[1], first, numel - first);
+    for (std::size_t i = 0; i < large.size(); ++i) {
+      Floats joined = a[i];
+      joined.insert(joined.end(), b[i].begin(), b[i].end());
+      EXPECT_EQ(test::bits_of(large[i]), test::bits_of(joined)) << static_cast<int>(kind) << " " << i;
+    }
+  }
+}
+
+// Large fragments take another way to memory than small ones; the arithmetic is the same.
+TEST(RunMerge, LargeTensorsAreMergedByTheFormula) {
+  const Layout layout = large_model();
+  const std::uint64_t numel = layout.numel();
+  JobBuilder builder(layout, Floats(numel));
+  const std::vector<Floats> vectors = {test::random_floats(numel, 1), test::random_floats(numel, 2), test::random_floats(numel, 3)};
+  builder.add(vectors[0], 1.0).add(vectors[1], 3.0).add(vectors[2], 2.0);
+  const Floats got = test::merged_from_zero(builder);
+  for (std::size_t i = 0; i < builder.job.in.segments.size(); ++i) {
+    const Segment& segment = builder.job.in.segments[i];
+    const auto part = [&](const Floats& all) {
+      const auto begin = all.begin() + static_cast<std::ptrdiff_t>(segment.element_offset);
+      return Floats(begin, begin + static_cast<std::ptrdiff_t>(segment.numel));
+    };
+    const std::vector<Floats> parts = {part(vectors[0]), part(vectors[1]), part(vectors[2])};
+    const test::Doubles weights = {1, 3, 2};
+    const test::Doubles expected = builder.job.use_rda[i] ? test::reference_rda(parts, weights) : test::reference_mean(parts, weights);
+    EXPECT_LE(test::distance(part(got), expected), 1e-6 * test::norm(expected)) << i;
+  }
 }
 
 TEST(RunMerge, ArrivalOrderDoesNotMatter) {

@@ -2,30 +2,17 @@
 
 #include "diloco/kernels/element.h"
 #include "diloco/kernels/kernels.h"
+#include "diloco/kernels/lanes.h"
+#include "diloco/kernels/sum_members.h"
 
 namespace diloco::kernels {
 namespace {
 
-constexpr std::uint64_t kLanes = 16;
-
 template <typename Element>
 DILOCO_INLINE double block_norm_squared(const std::byte* payload, std::uint64_t n) {
-  double lanes[kLanes] = {};
-  const std::uint64_t whole = n - n % kLanes;
-  for (std::uint64_t i = 0; i < whole; i += kLanes) {
-    for (std::uint64_t lane = 0; lane < kLanes; ++lane) {
-      const double value = Element::load(payload, i + lane);
-      lanes[lane] += value * value;
-    }
-  }
-  for (std::uint64_t i = whole; i < n; ++i) {
-    const double value = Element::load(payload, i);
-    lanes[i - whole] += value * value;
-  }
-  for (std::uint64_t step = kLanes / 2; step > 0; step /= 2) {
-    for (std::uint64_t lane = 0; lane < step; ++lane) lanes[lane] += lanes[lane + step];
-  }
-  return lanes[0];
+  Lanes lanes;
+  lanes.add(n, [payload](std::uint64_t i) { return Element::load(payload, i); });
+  return lanes.total();
 }
 
 template <typename Element>
@@ -36,15 +23,6 @@ DILOCO_INLINE double tensor_norm_squared(const std::byte* payload, std::uint64_t
     sum += block_norm_squared<Element>(payload + begin * Element::kBytes, count);
   }
   return sum;
-}
-
-template <typename Element>
-DILOCO_INLINE void accumulate(const std::byte* payload, float scale, bool first, float* accumulator, std::uint64_t n) {
-  if (first) {
-    for (std::uint64_t i = 0; i < n; ++i) accumulator[i] = scale * Element::load(payload, i);
-  } else {
-    for (std::uint64_t i = 0; i < n; ++i) accumulator[i] += scale * Element::load(payload, i);
-  }
 }
 
 // A value is Inf or NaN if its exponent bits are all ones. The largest masked exponent is an integer reduction, which
@@ -75,13 +53,8 @@ double norm_squared_f32(const float* values, std::uint64_t n) {
 }
 
 DILOCO_CLONES
-void scaled_accumulate(const std::byte* payload, bool bf16, float scale, bool first, float* accumulator,
-                       std::uint64_t n) {
-  if (bf16) {
-    accumulate<Bf16Element>(payload, scale, first, accumulator, n);
-  } else {
-    accumulate<F32Element>(payload, scale, first, accumulator, n);
-  }
+void weighted_sum(const WeightedPayload* members, std::size_t count, std::uint64_t at, float* out, std::uint64_t n) {
+  sum_members(members, count, at, out, n);
 }
 
 DILOCO_CLONES
