@@ -18,7 +18,9 @@ from diloco.bench.timing import Seconds, in_turn, ratios
 
 MEMBERS = 8
 _LR, _MOMENTUM = 0.7, 0.9
-_SPIN_S = 0.05  # torch's threads stay on their cores for a while after their work; what is measured next must not see them
+_SPIN_S = (
+    0.05  # torch's threads stay on their cores for a while after their work; what is measured next must not see them
+)
 _TYPES = {False: torch.float32, True: torch.bfloat16}
 
 
