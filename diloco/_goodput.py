@@ -9,7 +9,9 @@ from typing import Any
 def lost_share(stats: Mapping[str, Any]) -> float:
     """The part of a learner's tokens that was discarded, 0 to 1. A token counts once on each fragment that was in the
     model; `in_flight` is not a discard: the syncer can still merge it."""
-    processed = stats["tokens"] * len(stats["versions"]) - stats["tokens_absent"]
+    processed = stats["tokens"] * len(stats["versions"]) - stats.get(
+        "tokens_absent", 0
+    )  # a model that cannot grow has none
     discarded = sum(tokens for reason, tokens in stats["discarded"].items() if reason != "in_flight")
     return min(1.0, discarded / processed) if processed else 0.0
 

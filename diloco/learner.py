@@ -386,7 +386,7 @@ class Learner:
         if first and os.getpid() == self._pid:
             stats = self._c.stats()
             tail = stats["tokens_outstanding"]
-            if stats["epoch"] == 0 and self.rank == 0:
+            if stats.get("epoch") == 0 and self.rank == 0:  # without a syncer there are no epochs
                 logger.warning(
                     "[%s] closed without ever having reached the syncer at %s: %d steps were made alone, and nothing "
                     "was merged",

@@ -22,6 +22,8 @@ struct InitResult {
   Image image;                                 // valid if finite
 };
 
-InitResult run_init(const InitJob& job);
+// State and image come from the pool.
+InitResult run_init(const InitJob& job, BufferPool& pool);
+InitResult run_init(const InitJob& job);  // without a pool
 
 }  // namespace diloco

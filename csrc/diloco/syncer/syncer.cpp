@@ -180,7 +180,7 @@ struct Syncer::Impl {
   void execute(RunInit& action, std::deque<SyncerEvent>&) {
     workers.submit(Workers::Priority::kMerge, [this, work = std::move(action)] {
       InitDone done{work.job, {}};
-      guarded("init", [&] { done.result = run_init(work.init); });
+      guarded("init", [&] { done.result = run_init(work.init, buffers); });
       answer(std::move(done));
     });
   }

@@ -51,7 +51,7 @@ class HostNumbers final : public CollectiveNumbers {
   void begin(FragmentId p, const at::Tensor&) override {
     InitJob job{message(p).anchor, message(p).image, outer_options(plan_.settings),
                 std::exchange(fragments_[p].first, nullptr), {kEpoch, 0}, plan_.settings.chunk_bytes};
-    InitResult result = run_init(job);
+    InitResult result = run_init(job, buffers_);
     if (!result.finite) throw ConfigError("the weights of rank 0 are not finite; start from finite ones");
     take(p, std::move(result.state), result.image.bytes);
   }

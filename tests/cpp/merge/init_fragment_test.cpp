@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "merge/jobs.h"
@@ -30,6 +31,21 @@ InitJob job_of(const Layout& layout, const Floats& anchor, WireDtype downlink, O
 const Layout& started_model() {
   static const Layout layout = {{tensor("a", {2, 2}, Dtype::kBf16), tensor("b", {3})}};
   return layout;
+}
+
+TEST(InitFragment, BuffersThatHaveBeenUsedLeaveNothingBehind) {
+  const InitJob job = job_of(started_model(), test::random_floats(7, 1), WireDtype::kParam, OuterKind::kAdam);
+  const InitResult fresh = run_init(job);
+  BufferPool pool(1 << 20);
+  for (const std::uint64_t bytes : {std::uint64_t{28}, std::uint64_t{56}, job.out.bytes}) {
+    const BufferPtr used = pool.make(bytes);
+    std::fill_n(used->data(), used->size(), std::byte{0xff});
+  }
+  const InitResult again = run_init(job, pool);
+  EXPECT_EQ(pool.idle_bytes(), 0u);
+  EXPECT_EQ(test::bits_of(test::floats_of(*again.state->theta)), test::bits_of(test::floats_of(*fresh.state->theta)));
+  EXPECT_EQ(test::floats_of(*again.state->outer_state), Floats(14, 0.0f));
+  EXPECT_EQ(again.image.checksums, fresh.image.checksums);
 }
 
 TEST(InitFragment, ThetaIsTheAnchorAndTheOuterStateZero) {
