@@ -26,13 +26,18 @@ void decode(Codec codec, const std::byte* in, std::uint64_t numel, float* out) {
   }
 }
 
-void encode_payload(const PayloadLayout& layout, const float* dense, std::byte* payload) {
+void clear_padding(const PayloadLayout& layout, std::byte* payload) {
   std::uint64_t written = 0;
   for (const Segment& segment : layout.segments) {
-    // Padding between segments is part of the checksummed bytes: zero, so that equal tensors give equal payloads.
     if (segment.byte_offset > written) std::memset(payload + written, 0, segment.byte_offset - written);
-    encode(segment.codec, dense + segment.element_offset, segment.numel, payload + segment.byte_offset);
     written = segment.byte_offset + codec_bytes(segment.codec, segment.numel);
+  }
+}
+
+void encode_payload(const PayloadLayout& layout, const float* dense, std::byte* payload) {
+  clear_padding(layout, payload);
+  for (const Segment& segment : layout.segments) {
+    encode(segment.codec, dense + segment.element_offset, segment.numel, payload + segment.byte_offset);
   }
 }
 

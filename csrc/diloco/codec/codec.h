@@ -12,6 +12,8 @@ namespace diloco {
 std::size_t codec_bytes(Codec codec, std::uint64_t numel);
 void encode(Codec codec, const float* in, std::uint64_t numel, std::byte* out);
 void decode(Codec codec, const std::byte* in, std::uint64_t numel, float* out);
+// Padding between segments is part of the checksummed bytes: zero, so that equal tensors give equal payloads.
+void clear_padding(const PayloadLayout& layout, std::byte* payload);
 // Whole fragment between its dense f32 array (layout.numel elements) and a payload (layout.bytes). Padding is zeroed.
 void encode_payload(const PayloadLayout& layout, const float* dense, std::byte* payload);
 void decode_payload(const PayloadLayout& layout, const std::byte* payload, float* dense);

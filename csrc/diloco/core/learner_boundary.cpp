@@ -156,11 +156,7 @@ void LearnerCore::Impl::on_recheck() {
 
 // What training stands still for, once it has lasted, and then every so often.
 void LearnerCore::Impl::say_holding() {
-  constexpr Seconds kAfterS = 5.0, kEveryS = 30.0;
-  if (!holding) return say_holding_at.reset();
-  if (!say_holding_at) say_holding_at = now + kAfterS;
-  if (now < *say_holding_at) return;
-  say_holding_at = now + kEveryS;
+  if (!stands_still.due(holding, now)) return;
   const auto away = std::find_if(links.begin(), links.end(), [](const ShardLink& link) { return !link.up(); });
   log(LogLevel::kWarning,
       fmt::format("in lockstep, waiting for {}: {}", holding_for(),

@@ -18,6 +18,7 @@
 #include "diloco/core/liveness.h"
 #include "diloco/core/outbox.h"
 #include "diloco/core/reassembly.h"
+#include "diloco/core/reminder.h"
 
 namespace diloco {
 
@@ -247,7 +248,7 @@ struct LearnerCore::Impl {
   Clock run_clock = 0;
   std::uint64_t run_tokens = 0;
   bool holding = false;
-  std::optional<TimePoint> say_holding_at;
+  Reminder stands_still;  // training, in lockstep
   std::optional<TimePoint> closing;
   bool said_goodbye = false;
   bool closed = false;

@@ -253,12 +253,8 @@ void SyncerCore::Impl::say_gains() {
 // What keeps outer steps from happening, once it has lasted, and then every so often: with too few learners the others
 // train on alone, and nothing else would look wrong.
 void SyncerCore::Impl::say_waiting() {
-  constexpr Seconds kAfterS = 5.0, kEveryS = 30.0;
   const std::string text = live_sessions() > 0 ? waiting_text() : std::string();
-  if (text.empty()) return say_waiting_at.reset();
-  if (!say_waiting_at) say_waiting_at = now + kAfterS;
-  if (now < *say_waiting_at) return;
-  say_waiting_at = now + kEveryS;
+  if (!stuck.due(!text.empty(), now)) return;
   log(LogLevel::kWarning, "waiting: " + text);
 }
 
@@ -278,7 +274,7 @@ TimePoint SyncerCore::Impl::next_deadline() const {
     if (round.phase == RoundPhase::kCollecting && round.deadline && *round.deadline > now) at = std::min(at, *round.deadline);
   }
   if (elect_at) at = std::min(at, *elect_at);
-  if (say_waiting_at) at = std::min(at, *say_waiting_at);
+  at = std::min(at, stuck.next());
   if (shutdown_at) at = std::min(at, *shutdown_at);
   return at;
 }

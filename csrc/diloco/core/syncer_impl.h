@@ -23,6 +23,7 @@
 #include "diloco/core/outbox.h"
 #include "diloco/core/probe_turns.h"
 #include "diloco/core/reassembly.h"
+#include "diloco/core/reminder.h"
 #include "diloco/core/syncer_core.h"
 #include "diloco/fragment/part.h"
 #include "diloco/quorum/ema.h"
@@ -404,7 +405,7 @@ struct SyncerCore::Impl {
   std::map<FragmentId, TimePoint> undelivered;  // published, not yet at any learner: closed_at
   std::optional<TimePoint> shutdown_at;
   bool stopped = false;
-  std::optional<TimePoint> say_waiting_at;  // while something is stuck: when it is said (again)
+  Reminder stuck;  // that nothing can be merged
   bool same_data_warned = false;
   bool slow_warned = false;                 // syncs have become rarer than sync_every asks for
   std::vector<SessionId> dead;              // ended during this handle(); erased at its end

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 
 #include "diloco/codec/codec.h"
 
@@ -16,16 +15,6 @@ constexpr std::uint64_t kStreamFrom = 1 << 20;  // elements
 
 void copy(const BufferPtr& from, const BufferPtr& to) {
   if (from && to) std::copy_n(from->data(), from->size(), to->data());
-}
-
-// Padding between tensors is part of the checksummed bytes.
-void clear_padding(const PayloadLayout& layout, std::byte* payload) {
-  std::uint64_t written = 0;
-  for (const Segment& segment : layout.segments) {
-    std::memset(payload + written, 0, segment.byte_offset - written);
-    written = segment.byte_offset + codec_bytes(segment.codec, segment.numel);
-  }
-  std::memset(payload + written, 0, layout.bytes - written);
 }
 
 }  // namespace
@@ -137,9 +126,9 @@ void NextState::finish_block(std::size_t index, std::uint64_t begin, std::uint64
   kernels::stream(image, image_bytes, image_home);
 }
 
-double NextState::squares(std::size_t index, const std::vector<double>& of_blocks) const {
+double NextState::squares_of_directions(std::size_t index) const {
   double sum = 0.0;
-  for (std::size_t block = first_block_[index]; block < first_block_[index + 1]; ++block) sum += of_blocks[block];
+  for (std::size_t block = first_block_[index]; block < first_block_[index + 1]; ++block) sum += direction_squares_[block];
   return sum;
 }
 

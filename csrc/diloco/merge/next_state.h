@@ -32,7 +32,7 @@ class NextState {
   };
   // RDA's first pass. Its sum lies in the tensor's part of the new theta, which is not there yet.
   void sum_directions(const Part& part, const RdaMerge& rda);
-  double squares_of_directions(std::size_t index) const { return squares(index, direction_squares_); }
+  double squares_of_directions(std::size_t index) const;
   // Merge (gain * the sum of directions, or without a gain the mean), outer step, image and checks.
   void finish(const Part& part, const Terms& mean, std::optional<float> gain);
 
@@ -44,7 +44,6 @@ class NextState {
   float* theta_of(std::size_t index) { return state_->theta->f32() + job_.in.segments[index].element_offset; }
   void finish_in_one_pass(std::size_t index, std::uint64_t begin, std::uint64_t count, std::span<const kernels::WeightedPayload> terms);
   void finish_block(std::size_t index, std::uint64_t begin, std::uint64_t count, Scratch& scratch);
-  double squares(std::size_t index, const std::vector<double>& of_blocks) const;
 
   const MergeJob& job_;
   std::shared_ptr<FragmentState> state_;
